@@ -1,0 +1,172 @@
+"""Which launch configuration a kernel gets on which target, as data.
+
+There is no autotuning: a configuration that was compiled and checked offline is the one that runs, on a card that the
+checking machine does not have. Every row must compile without spilled registers, inside the shared memory of its
+family, for every shape that ``mla_decode`` accepts; 1 KiB too much is a kernel that cannot be launched
+(vllm-project/vllm#53748).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+
+class Family(NamedTuple):
+    """A group of targets that share one set of configurations.
+
+    Attributes:
+        name: The target the rows are tuned for.
+        shared_bytes: Shared memory that one program may ask for, in bytes.
+    """
+
+    name: str
+    shared_bytes: int
+
+
+class DecodeConfig(NamedTuple):
+    """Launch configuration of the split kernel.
+
+    Attributes:
+        block_h: Query heads a program takes (rows of both matrix products).
+        block_n: Tokens a program reads per step.
+        num_warps: Warps a program runs on.
+        num_stages: Software-pipeline depth of the token loop.
+        prefetch: Whether the loop itself carries the next tile in registers, where the compiler's pipeline cannot.
+        programs_per_sm: Programs that fit on one multiprocessor together; sets how many splits are worthwhile.
+    """
+
+    block_h: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    prefetch: bool
+    programs_per_sm: int
+
+
+class MergeConfig(NamedTuple):
+    """Launch configuration of the merge kernel: splits and output columns a program takes at a time, and its warps."""
+
+    block_s: int
+    block_d: int
+    num_warps: int
+
+
+SM120 = Family("sm_120", 101_376)
+SM100 = Family("sm_100", 232_448)
+SM90 = Family("sm_90", 232_448)
+
+# Family of a CUDA capability, by its major number. Any other target, and the interpreter, gets DEFAULT_FAMILY, which
+# has the smallest budget.
+FAMILIES = {9: SM90, 10: SM100, 12: SM120}
+DEFAULT_FAMILY = SM120
+
+# Multiprocessors of a target that is not at hand, by capability: the largest card of each.
+SM_COUNTS = {90: 132, 100: 148, 120: 188, 121: 48}
+DEFAULT_SM_COUNT = 188
+
+# By family and by what is multiplied: "half" (bf16 or fp16, cache likewise), "fp8" (e4m3 cache, half-precision query),
+# "fp32" (float32 query, any cache). A call takes the smallest head tile that holds all its heads, else the largest.
+DECODE_CONFIGS: dict[tuple[Family, str], tuple[DecodeConfig, ...]] = {
+    (SM120, "half"): (DecodeConfig(16, 32, 4, 3, False, 1), DecodeConfig(32, 16, 8, 3, False, 1)),
+    (SM120, "fp8"): (DecodeConfig(16, 32, 8, 1, True, 1), DecodeConfig(32, 32, 8, 1, True, 1)),
+    (SM120, "fp32"): (DecodeConfig(16, 16, 8, 1, False, 1),),
+    (SM100, "half"): (DecodeConfig(16, 32, 4, 3, False, 2), DecodeConfig(32, 16, 8, 3, False, 2)),
+    (SM100, "fp8"): (DecodeConfig(16, 32, 8, 1, True, 1), DecodeConfig(32, 32, 8, 1, True, 1)),
+    (SM100, "fp32"): (DecodeConfig(16, 16, 8, 1, False, 1),),
+    (SM90, "half"): (DecodeConfig(16, 32, 4, 3, False, 2), DecodeConfig(32, 16, 8, 3, False, 2)),
+    (SM90, "fp8"): (DecodeConfig(16, 32, 8, 1, True, 1), DecodeConfig(32, 32, 8, 1, True, 1)),
+    (SM90, "fp32"): (DecodeConfig(16, 16, 8, 1, False, 1),),
+}
+MERGE_CONFIG = MergeConfig(block_s=16, block_d=128, num_warps=4)
+
+# Fewer tokens a split than this and the merge costs more than the extra programs save.
+MIN_TOKENS_PER_SPLIT = 128
+
+
+def current_target() -> GPUTarget | None:
+    """The target that Triton compiles for now, or None in Triton's interpreter, which has none.
+
+    Triton is asked on each call, so a driver that stands in for an absent GPU is honoured, and so is the
+    TRITON_OVERRIDE_ARCH with which Triton lowers for another CUDA target than the GPU at hand.
+
+    Raises:
+        RuntimeError: There is neither a GPU, nor a stand-in driver, nor the interpreter.
+    """
+    if triton.knobs.runtime.interpret:
+        return None
+    target: GPUTarget = triton.runtime.driver.active.get_current_target()
+    overridden = re.fullmatch(r"sm(\d+)", triton.knobs.runtime.override_arch or "")
+    if overridden and target.backend == "cuda":
+        return GPUTarget(target.backend, int(overridden[1]), target.warp_size)
+    return target
+
+
+def _capability(target: GPUTarget | None) -> int | None:
+    return target.arch if target is not None and isinstance(target.arch, int) else None
+
+
+def family_of(target: GPUTarget | None) -> Family:
+    """The family whose configurations a target takes; ``DEFAULT_FAMILY`` for an unlisted target or None."""
+    capability = _capability(target)
+    return DEFAULT_FAMILY if capability is None else FAMILIES.get(capability // 10, DEFAULT_FAMILY)
+
+
+def supports_fp8_cache(target: GPUTarget | None) -> bool:
+    """Whether Triton can read e4m3 on this target: the interpreter can, CUDA can from capability 8.9."""
+    capability = _capability(target)
+    return target is None or (capability is not None and capability >= 89)
+
+
+def decode_kind(q_dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
+    """Key of the second column of ``DECODE_CONFIGS`` for a query dtype and a cache dtype."""
+    if q_dtype == torch.float32:
+        return "fp32"
+    return "fp8" if cache_dtype == torch.float8_e4m3fn else "half"
+
+
+def decode_config(
+    target: GPUTarget | None, q_dtype: torch.dtype, cache_dtype: torch.dtype, num_heads: int
+) -> DecodeConfig:
+    """Configuration of the split kernel.
+
+    Args:
+        target: As ``current_target`` returns it.
+        q_dtype: float32, float16 or bfloat16.
+        cache_dtype: ``q_dtype`` or float8_e4m3fn.
+        num_heads: Query heads of the call, 1 or more.
+    """
+    configs = DECODE_CONFIGS[family_of(target), decode_kind(q_dtype, cache_dtype)]
+    return next((config for config in configs if config.block_h >= num_heads), configs[-1])
+
+
+def sm_count(target: GPUTarget | None, device: torch.device) -> int:
+    """Multiprocessors of the device, or of the target's card when the device is no GPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    capability = _capability(target)
+    return DEFAULT_SM_COUNT if capability is None else SM_COUNTS.get(capability, DEFAULT_SM_COUNT)
+
+
+def choose_num_splits(
+    config: DecodeConfig, batch: int, head_tiles: int, max_tokens: int, multiprocessors: int
+) -> int:
+    """How many splits fill the GPU once, from shapes alone: lengths live on the device and are not waited for.
+
+    Args:
+        config: Configuration of the split kernel.
+        batch: Rows of the call, 1 or more.
+        head_tiles: Head tiles a row has.
+        max_tokens: Tokens that the block table can name per row.
+        multiprocessors: Multiprocessors of the GPU.
+
+    Returns:
+        A count of at least 1. One program more than fit together would cost a second round of the whole grid, so the
+        count is rounded down.
+    """
+    fitting = multiprocessors * config.programs_per_sm // (batch * head_tiles)
+    return max(1, min(fitting, max_tokens // MIN_TOKENS_PER_SPLIT))

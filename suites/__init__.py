@@ -1,0 +1,1 @@
+"""The conformance suites: requirements, expectations, and the harness that runs and judges them."""

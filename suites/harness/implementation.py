@@ -1,0 +1,98 @@
+"""Implementations under test: what an adapter offers, and how one is found by name.
+
+An adapter is a class with a few small methods::
+
+    class MyKernels(Implementation):
+        name = "mine"
+
+        def version(self) -> str:
+            return mypackage.__version__
+
+        def declines(self, problem):
+            return None if problem.heads % 8 == 0 else f"heads={problem.heads} is no multiple of 8"
+
+        def arithmetic(self, problem):
+            return Arithmetic(operands=problem.dtype, probabilities=problem.dtype, output=problem.dtype)
+
+        def mla_decode(self, case):
+            lse = mypackage.decode(case.q, case.kv_cache, ..., out=case.out)
+            return case.out, lse
+
+and is selected with ``--impl mypackage.conformance:MyKernels``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from mla_conformance.reference.tolerance import Arithmetic
+from mla_conformance.suites.harness import implementations
+from mla_conformance.suites.harness.cases import DecodeCase
+from mla_conformance.suites.harness.errors import BadUse
+from mla_conformance.suites.harness.problems import MLADecodeProblem
+
+
+class Implementation(ABC):
+    """One implementation of the operations, as the harness sees it."""
+
+    name: ClassVar[str]
+    """How reports, the ledger and ``--impl`` call it."""
+
+    compiles_kernels: ClassVar[bool] = True
+    """Whether it launches Triton kernels, which the compile lane can look at."""
+
+    invalid_pages: ClassVar[str | None] = None
+    """What it documents for a used page id outside the cache: ``"nan"`` (that row is NaN), ``"refused"``
+    (ValueError), or ``None`` (nothing documented)."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return the version under test."""
+
+    @abstractmethod
+    def declines(self, problem: MLADecodeProblem) -> str | None:
+        """Return why ``problem`` is not supported, or None. Asked before anything is launched."""
+
+    @abstractmethod
+    def arithmetic(self, problem: MLADecodeProblem) -> Arithmetic:
+        """Declare what is rounded to what; the tolerance follows from it."""
+
+    @abstractmethod
+    def mla_decode(self, case: DecodeCase) -> tuple[Tensor, Tensor]:
+        """Run one decode; return ``case.out``, written, and the natural-log LSE [batch, heads]."""
+
+
+def builtin_names() -> list[str]:
+    """Names of the adapters that come with the suite: the modules of ``harness/implementations/``."""
+    return sorted(module.name for module in pkgutil.iter_modules(implementations.__path__))
+
+
+def load(spec: str) -> Implementation:
+    """Return the implementation that ``spec`` names: a built-in name, or ``package.module:Class``.
+
+    Raises:
+        BadUse: there is none, it cannot be imported, or it is no :class:`Implementation`.
+    """
+    module_name, _, class_name = spec.partition(":")
+    if not class_name:
+        if spec not in builtin_names():
+            raise BadUse(f"--impl {spec}: unknown; use {', '.join(builtin_names())}, or package.module:Class")
+        module_name, class_name = f"{implementations.__name__}.{spec}", "Adapter"
+    try:
+        module = importlib.import_module(module_name)
+        adapter = getattr(module, class_name)()
+    except ImportError as error:
+        hint = " (pip install --no-deps vllm, or leave it out with --impl)" if spec == "vllm" else ""
+        raise BadUse(f"--impl {spec}: cannot be imported: {error}{hint}") from error
+    except AttributeError as error:
+        raise BadUse(f"--impl {spec}: {error}") from error
+    except TypeError as error:
+        raise BadUse(f"--impl {spec}: cannot be created without arguments: {error}") from error
+    if not isinstance(adapter, Implementation):
+        raise BadUse(f"--impl {spec}: {class_name} does not derive from {Implementation.__qualname__}")
+    return adapter

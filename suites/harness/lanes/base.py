@@ -1,0 +1,45 @@
+"""What every lane offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from mla_conformance.suites.harness.implementation import Implementation
+    from mla_conformance.suites.harness.problems import MLADecodeProblem
+
+
+class Lane:
+    """Where a case runs."""
+
+    name: ClassVar[str]
+    executes: ClassVar[bool] = True
+    """Whether it runs kernels in this process and gives numbers; at most one such lane a process."""
+
+    device: str = "cpu"
+    """Where the tensors of a case live."""
+
+    repeats: int = 3
+    """How often a determinism test repeats a call."""
+
+    def missing(self, devices: list[str]) -> str | None:
+        """Say what this machine lacks for the lane, given its visible GPUs, or None."""
+        return None
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables that must be set before torch, triton or vllm is imported."""
+        return {}
+
+    def prepare(self) -> None:
+        """Set the imported libraries up; called once, before the first case."""
+
+    def declines(self, problem: MLADecodeProblem, implementation: Implementation) -> str | None:
+        """Say why this lane cannot give a trustworthy verdict on ``problem``, or None."""
+        return None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Surround one launch: synchronise, and turn what is nobody's fault into ``NoResult``."""
+        yield

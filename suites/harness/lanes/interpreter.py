@@ -1,0 +1,63 @@
+"""The ``interpreter`` lane: Triton's interpreter on the CPU; needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+from mla_conformance.suites.harness.errors import NoResult, Unsupported
+from mla_conformance.suites.harness.lanes import base
+
+if TYPE_CHECKING:
+    from mla_conformance.suites.harness.implementation import Implementation
+    from mla_conformance.suites.harness.problems import MLADecodeProblem
+
+
+MAX_PRODUCTS = 3e7
+"""Score products of one call; about ten seconds."""
+
+
+class Lane(base.Lane):
+    """Runs a kernel's source with NumPy, one program at a time."""
+
+    name: ClassVar[str] = "interpreter"
+
+    def environment(self) -> dict[str, str]:
+        """Triton reads the first when a kernel is decorated; vLLM accepts a missing driver with the second.
+
+        One thread a worker: pytest-xdist's workers share the cores, and small NumPy calls gain nothing from threads.
+        """
+        return {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+    def prepare(self) -> None:
+        """Repair the interpreter's bfloat16, and believe the repair only if the probe does."""
+        from mla_conformance.suites.harness import interpreter_repair
+
+        interpreter_repair.repair()
+        self._bfloat16_fault = interpreter_repair.probe()
+
+    def declines(self, problem: MLADecodeProblem, implementation: Implementation) -> str | None:
+        """Decline what would take minutes, and bfloat16 where the interpreter computes it wrongly."""
+        width = problem.kv_lora_rank + problem.qk_rope_head_dim
+        if sum(problem.lengths) * problem.heads * width > MAX_PRODUCTS:
+            return f"the interpreter takes no problem of more than {MAX_PRODUCTS:.0e} products: run it on a GPU"
+        if "bfloat16" in (problem.dtype, problem.cache_dtype) and implementation.compiles_kernels:
+            return self._bfloat16_fault
+        return None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Map arithmetic that the repaired interpreter refuses, and exhausted memory."""
+        from triton.runtime.errors import InterpreterError
+
+        from mla_conformance.suites.harness.interpreter_repair import NotModelled
+
+        try:
+            yield
+        except MemoryError as error:
+            raise NoResult(f"out of memory: {error}") from error
+        except InterpreterError as error:
+            if isinstance(error.__cause__, NotModelled):
+                raise Unsupported(str(error.__cause__)) from error
+            raise

@@ -1,0 +1,113 @@
+"""What a run is made of: lanes, implementations, targets, the registry and the ledger, from the command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mla_conformance.suites.harness import lanes, ledger, placement, requirements
+from mla_conformance.suites.harness.errors import BadUse
+from mla_conformance.suites.harness.targets import TARGETS
+
+if TYPE_CHECKING:
+    from mla_conformance.suites.harness.compiler import Compiler
+    from mla_conformance.suites.harness.implementation import Implementation
+    from mla_conformance.suites.harness.problems import MLADecodeProblem
+    from mla_conformance.suites.harness.subject import Subject
+
+DEFAULT_IMPLEMENTATIONS = ["reference", "vllm", "kernels"]
+
+
+@dataclass
+class Plan:
+    """One run."""
+
+    lanes: list[lanes.Lane]
+    implementations: dict[str, Implementation]
+    """By the ``--impl`` text that named it."""
+    targets: list[str]
+    requirements: dict[str, requirements.Requirement]
+    ledger: list[ledger.Expectation]
+    problem: MLADecodeProblem | None
+    device: str
+    matched: set[ledger.Expectation] = field(default_factory=set)
+
+    def subjects(self) -> list[Subject]:
+        """Every implementation in the lane that executes kernels."""
+        from mla_conformance.suites.harness.subject import Subject
+
+        executing = [lane for lane in self.lanes if lane.executes]
+        return [Subject(impl, lane) for lane in executing for impl in self.implementations.values()]
+
+    def compilers(self) -> list[Compiler]:
+        """Every implementation with kernels, for every target, if the compile lane was asked for."""
+        from mla_conformance.suites.harness.compiler import Compiler
+
+        found = [lane for lane in self.lanes if not lane.executes]
+        return [
+            Compiler(spec, impl, lane, TARGETS[target])
+            for lane in found
+            for spec, impl in self.implementations.items()
+            if impl.compiles_kernels
+            for target in self.targets
+        ]
+
+    def spec_of(self, implementation: str) -> str:
+        """The ``--impl`` text that named an implementation."""
+        return next(spec for spec, impl in self.implementations.items() if impl.name == implementation)
+
+
+KEY = pytest.StashKey[Plan]()
+
+
+def make(config: pytest.Config) -> Plan:
+    """Set the process up for the lanes asked for, then load what the run needs.
+
+    Raises:
+        BadUse: anything that the command line or a data file has wrong.
+    """
+    devices = placement.visible_devices()
+    chosen = lanes.choose(config.getoption("--lane") or ["auto"], devices)
+    targets = config.getoption("--target") or list(TARGETS)
+    for target in targets:
+        if target not in TARGETS:
+            raise BadUse(f"--target {target}: unknown; use {', '.join(TARGETS)}")
+    registry = requirements.load()
+    expectations = ledger.load(Path(config.getoption("--expectations")))
+    for expectation in expectations:
+        if expectation.requirement not in registry:
+            raise BadUse(f"expectations: {expectation.requirement} is no requirement; see --list-requirements")
+
+    environment = {"TRITON_DEFAULT_FP_FUSION": "1"}
+    for lane in chosen:
+        environment |= lane.environment()
+    device = placement.device_of_worker(os.environ.get("PYTEST_XDIST_WORKER"), devices)
+    if device is not None:
+        environment.setdefault("CUDA_VISIBLE_DEVICES", device)
+    stale = {name for name, value in environment.items() if os.environ.get(name) != value}
+    if stale and "triton" in sys.modules:
+        raise BadUse(f"triton was imported before {', '.join(sorted(stale))} could be set; run pytest without what did")
+    os.environ.update(environment)
+
+    from mla_conformance.suites.harness import implementation
+    from mla_conformance.suites.harness.environment import device_name
+    from mla_conformance.suites.harness.problems import parse_problem
+
+    specs = config.getoption("--impl") or DEFAULT_IMPLEMENTATIONS
+    found = {spec: implementation.load(spec) for spec in dict.fromkeys(specs)}
+    named = [impl.name for impl in found.values()]
+    if len(set(named)) < len(named):
+        raise BadUse(f"--impl: two implementations have the same name: {', '.join(named)}")
+    for lane in chosen:
+        lane.prepare()
+    line = config.getoption("--problem")
+    try:
+        problem = None if line is None else parse_problem(line)
+    except ValueError as error:
+        raise BadUse(f"--problem: {error}") from error
+    return Plan(chosen, found, targets, registry, expectations, problem, device_name(chosen))

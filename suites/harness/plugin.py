@@ -1,0 +1,206 @@
+"""The pytest hooks of the suite, in the order in which pytest calls them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from mla_conformance.suites.harness import ledger, plan, report, requirements
+from mla_conformance.suites.harness.errors import BadUse, Mismatch, Unsupported
+
+CONFORMANCE_ARGUMENTS = ("subject", "compiler")
+"""A test that asks for one of these is a conformance test: it needs a requirement, and may not be skipped."""
+
+# Derandomised, so that a run says the same everywhere; `nightly` draws fresh problems and prints what fails.
+_COMMON: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+    "print_blob": False,
+}
+settings.register_profile("pr", max_examples=6, derandomize=True, database=None, **_COMMON)
+settings.register_profile("main", max_examples=20, derandomize=True, database=None, **_COMMON)
+settings.register_profile("nightly", max_examples=200, **(_COMMON | {"print_blob": True}))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the suite's options."""
+    group = parser.getgroup("mla-conformance", "MLA conformance")
+    group.addoption(
+        "--impl",
+        action="append",
+        metavar="NAME",
+        help="implementation under test: reference, vllm, kernels, or package.module:Class; may be repeated "
+        f"(default: {', '.join(plan.DEFAULT_IMPLEMENTATIONS)})",
+    )
+    group.addoption(
+        "--lane",
+        action="append",
+        metavar="LANE",
+        help="where to run: auto, interpreter, cuda, proxy, compile; may be repeated (default: auto)",
+    )
+    group.addoption(
+        "--target",
+        action="append",
+        metavar="ARCH",
+        help="target of the compile lane: sm_90, sm_100, sm_120, sm_121; may be repeated (default: all)",
+    )
+    group.addoption("--problem", metavar="LINE", help="run the selected tests on this problem only")
+    group.addoption(
+        "--expectations", metavar="PATH", default=str(ledger.PATH), help="the ledger of known failures to use"
+    )
+    group.addoption("--results", metavar="PATH", help="write the results as JSON")
+    group.addoption("--list-requirements", action="store_true", help="list the requirements and exit")
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Answer ``--list-requirements`` without collecting anything."""
+    if not config.getoption("--list-requirements"):
+        return None
+    print(requirements.listing(requirements.load()))
+    return 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the process up before anything imports torch."""
+    config.addinivalue_line("markers", "requirement(*ids): the requirements that a test checks")
+    if config.getoption("--help") or config.getoption("--list-requirements"):
+        return
+    config.stash[plan.KEY] = plan.make(config)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(report.Reporter(config), "mla-conformance-report")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say what is under test."""
+    made = config.stash[plan.KEY]
+    under_test = ", ".join(f"{impl.name} {impl.version()}" for impl in made.implementations.values())
+    return f"conformance: {under_test}; lanes: {', '.join(lane.name for lane in made.lanes)}; device: {made.device}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each conformance test its implementations."""
+    made = metafunc.config.stash[plan.KEY]
+    choices = {"subject": made.subjects, "compiler": made.compilers}
+    for name in CONFORMANCE_ARGUMENTS:
+        if name in metafunc.fixturenames:
+            values = choices[name]()
+            metafunc.parametrize(name, values, ids=[value.id for value in values])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check tests against the registry, mark what the ledger expects, and drop what no chosen lane runs."""
+    made = config.stash[plan.KEY]
+    kept, dropped, used = [], [], set()
+    for item in items:
+        argument = _conformance_argument(item)
+        if argument is None:
+            kept.append(item)
+            continue
+        ids = [i for mark in item.iter_markers("requirement") for i in mark.args]
+        if not ids:
+            raise BadUse(f"{item.nodeid}: has no requirement mark; name the requirement that it checks")
+        unknown = [i for i in ids if i not in made.requirements]
+        if unknown:
+            raise BadUse(f"{item.nodeid}: requirement {', '.join(unknown)} is not in suites/requirements.toml")
+        used.update(ids)
+        subject = item.callspec.params[argument]  # type: ignore[attr-defined]
+        if not hasattr(subject, "implementation"):
+            dropped.append(item)
+            continue
+        kept.append(item)
+        _expect(item, set(ids), subject, made)
+    items[:] = kept
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+    if config.args_source == pytest.Config.ArgsSource.TESTPATHS:
+        _check_complete(made, used)
+
+
+def _conformance_argument(item: pytest.Item) -> str | None:
+    names = getattr(item, "fixturenames", ())
+    return next((name for name in CONFORMANCE_ARGUMENTS if name in names), None)
+
+
+def _expect(item: pytest.Item, ids: set[str], subject: Any, made: plan.Plan) -> None:
+    """Mark the test as an expected failure, strictly, if the ledger says so."""
+    case = item.callspec.id.removeprefix(subject.id).removeprefix("-")  # type: ignore[attr-defined]
+    impl = subject.implementation
+    for expectation in made.ledger:
+        if not expectation.covers(ids, impl.name, impl.version(), subject.lane.name, made.device):
+            continue
+        if expectation.covers_case(case):
+            made.matched.add(expectation)
+            reason = f"{expectation.reason} ({expectation.issue})"
+            item.add_marker(pytest.mark.xfail(raises=Mismatch, strict=True, reason=reason))
+
+
+def _check_complete(made: plan.Plan, used: set[str]) -> None:
+    """In a run over everything, each requirement has a test, and each applicable ledger entry matches one."""
+    untested = set(made.requirements) - used
+    if untested:
+        raise BadUse(f"suites/requirements.toml: no test checks {', '.join(sorted(untested))}")
+    lanes = {lane.name for lane in made.lanes}
+    for expectation in made.ledger:
+        impl = next((i for i in made.implementations.values() if i.name == expectation.implementation), None)
+        applies = impl is not None and any(
+            expectation.covers({expectation.requirement}, impl.name, impl.version(), lane, made.device)
+            for lane in lanes
+        )
+        if applies and expectation not in made.matched:
+            raise BadUse(f"suites/expectations.toml: matches no test: {expectation}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give the test a fresh record."""
+    argument = _conformance_argument(item)
+    if argument is not None:
+        item.callspec.params[argument].start_record()  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """With ``--problem``, call the test on that problem instead of those drawn or listed."""
+    problem = pyfuncitem.config.stash[plan.KEY].problem
+    function = pyfuncitem.obj
+    function = function.hypothesis.inner_test if hasattr(function, "hypothesis") else function
+    names = inspect.signature(function).parameters
+    if problem is None or "problem" not in names:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in names if name in pyfuncitem.funcargs}
+    function(**(arguments | {"problem": problem}))
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """A declared ``Unsupported`` ends the test as such; drawn tests declare it by having run nothing."""
+    argument = _conformance_argument(item)
+    try:
+        yield
+    except Unsupported as declared:
+        pytest.skip(f"{report.UNSUPPORTED}{declared}")
+    if argument is None:
+        return
+    record = item.callspec.params[argument].record  # type: ignore[attr-defined]
+    if record.ran == 0 and record.declined:
+        pytest.skip(f"{report.UNSUPPORTED}{record.declined.most_common(1)[0][0]}")
+    if record.ran == 0:
+        raise AssertionError("the test passed without running anything: a conformance test must run its subject")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach the conformance record; a skip that is not a declared ``unsupported`` becomes a failure."""
+    made = yield
+    argument = _conformance_argument(item)
+    if argument is not None:
+        report.annotate(made, item, call, item.callspec.params[argument])  # type: ignore[attr-defined]
+    return made

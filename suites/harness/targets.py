@@ -1,0 +1,38 @@
+"""Targets: what a named GPU architecture lets one block use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """The budget of one architecture.
+
+    Args:
+        name: such as ``sm_120``.
+        capability: compute capability times ten, as Triton names it.
+        shared_bytes: the most shared memory one block may opt in to (CUDA C++ Programming Guide, table of
+            technical specifications: 227 KB for 9.0 and 10.0, 99 KB for 12.0 and 12.1).
+        registers: the most registers one thread may use.
+        multiprocessors: of the reference card, for launchers that size their grid by it.
+        card: that card.
+    """
+
+    name: str
+    capability: int
+    shared_bytes: int
+    registers: int
+    multiprocessors: int
+    card: str
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("sm_90", 90, 232_448, 255, 132, "H200"),
+        Target("sm_100", 100, 232_448, 255, 148, "B200"),
+        Target("sm_120", 120, 101_376, 255, 188, "RTX PRO 6000"),
+        Target("sm_121", 121, 101_376, 255, 48, "DGX Spark"),
+    )
+}

@@ -1,0 +1,1 @@
+"""Tests of this project itself: the reference, the harness, the ledger, the report, and planted faults."""

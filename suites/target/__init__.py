@@ -1,0 +1,1 @@
+"""What an implementation's kernels need of a target: shared memory, registers, instructions."""
