@@ -38,6 +38,8 @@ class DecodeConfig(NamedTuple):
         num_stages: Software-pipeline depth of the token loop.
         prefetch: Whether the loop itself carries the next tile in registers, where the compiler's pipeline cannot.
         programs_per_sm: Programs that fit on one multiprocessor together; sets how many splits are worthwhile.
+        regular_only: Whether it is meant only for tiles that lie in one page of 16-byte aligned rows. Other addresses
+            take registers that this configuration does not have.
     """
 
     block_h: int
@@ -46,6 +48,7 @@ class DecodeConfig(NamedTuple):
     num_stages: int
     prefetch: bool
     programs_per_sm: int
+    regular_only: bool = False
 
 
 class MergeConfig(NamedTuple):
@@ -69,20 +72,40 @@ DEFAULT_FAMILY = SM120
 SM_COUNTS = {90: 132, 100: 148, 120: 188, 121: 48}
 DEFAULT_SM_COUNT = 188
 
+_FP8_CONFIGS = (
+    DecodeConfig(16, 64, 8, 1, True, 1, regular_only=True),
+    DecodeConfig(16, 16, 4, 1, True, 2),
+    DecodeConfig(32, 32, 8, 1, True, 1),
+)
+_FP32_CONFIGS = (DecodeConfig(16, 16, 8, 1, False, 1),)
+_LARGE_HALF_CONFIGS = (
+    DecodeConfig(16, 32, 4, 3, False, 2),
+    DecodeConfig(32, 32, 8, 3, False, 1),
+    DecodeConfig(64, 32, 8, 3, False, 1, regular_only=True),
+)
+_SM120_HALF_CONFIGS = (
+    DecodeConfig(16, 32, 4, 3, False, 1),
+    DecodeConfig(32, 32, 8, 2, False, 1),
+)
+
 # By family and by what is multiplied: "half" (bf16 or fp16, cache likewise), "fp8" (e4m3 cache, half-precision query),
-# "fp32" (float32 query, any cache). A call takes the smallest head tile that holds all its heads, else the largest.
+# "fp32" (float32 query, any cache). Of the configurations that the addresses allow, a call takes the first whose head
+# tile holds all its heads, else the last.
 DECODE_CONFIGS: dict[tuple[Family, str], tuple[DecodeConfig, ...]] = {
-    (SM120, "half"): (DecodeConfig(16, 32, 4, 3, False, 1), DecodeConfig(32, 16, 8, 3, False, 1)),
-    (SM120, "fp8"): (DecodeConfig(16, 32, 8, 1, True, 1), DecodeConfig(32, 32, 8, 1, True, 1)),
-    (SM120, "fp32"): (DecodeConfig(16, 16, 8, 1, False, 1),),
-    (SM100, "half"): (DecodeConfig(16, 32, 4, 3, False, 2), DecodeConfig(32, 16, 8, 3, False, 2)),
-    (SM100, "fp8"): (DecodeConfig(16, 32, 8, 1, True, 1), DecodeConfig(32, 32, 8, 1, True, 1)),
-    (SM100, "fp32"): (DecodeConfig(16, 16, 8, 1, False, 1),),
-    (SM90, "half"): (DecodeConfig(16, 32, 4, 3, False, 2), DecodeConfig(32, 16, 8, 3, False, 2)),
-    (SM90, "fp8"): (DecodeConfig(16, 32, 8, 1, True, 1), DecodeConfig(32, 32, 8, 1, True, 1)),
-    (SM90, "fp32"): (DecodeConfig(16, 16, 8, 1, False, 1),),
+    (SM120, "half"): _SM120_HALF_CONFIGS,
+    (SM120, "fp8"): _FP8_CONFIGS,
+    (SM120, "fp32"): _FP32_CONFIGS,
+    (SM100, "half"): _LARGE_HALF_CONFIGS,
+    (SM100, "fp8"): _FP8_CONFIGS,
+    (SM100, "fp32"): _FP32_CONFIGS,
+    (SM90, "half"): _LARGE_HALF_CONFIGS,
+    (SM90, "fp8"): _FP8_CONFIGS,
+    (SM90, "fp32"): _FP32_CONFIGS,
 }
 MERGE_CONFIG = MergeConfig(block_s=16, block_d=128, num_warps=4)
+
+# CUDA's limit for the second and third axis of a grid.
+MAX_GRID_YZ = 65_535
 
 # Fewer tokens a split than this and the merge costs more than the extra programs save.
 MIN_TOKENS_PER_SPLIT = 128
@@ -130,7 +153,12 @@ def decode_kind(q_dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
 
 
 def decode_config(
-    target: GPUTarget | None, q_dtype: torch.dtype, cache_dtype: torch.dtype, num_heads: int
+    target: GPUTarget | None,
+    q_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    num_heads: int,
+    page_size: int,
+    rows_aligned: bool,
 ) -> DecodeConfig:
     """Configuration of the split kernel.
 
@@ -139,9 +167,15 @@ def decode_config(
         q_dtype: float32, float16 or bfloat16.
         cache_dtype: ``q_dtype`` or float8_e4m3fn.
         num_heads: Query heads of the call, 1 or more.
+        page_size: Tokens a page.
+        rows_aligned: Whether every cache row starts on a multiple of 16 bytes.
     """
-    configs = DECODE_CONFIGS[family_of(target), decode_kind(q_dtype, cache_dtype)]
-    return next((config for config in configs if config.block_h >= num_heads), configs[-1])
+    allowed = [
+        config
+        for config in DECODE_CONFIGS[family_of(target), decode_kind(q_dtype, cache_dtype)]
+        if not config.regular_only or (rows_aligned and page_size % config.block_n == 0)
+    ]
+    return next((config for config in allowed if config.block_h >= num_heads), allowed[-1])
 
 
 def sm_count(target: GPUTarget | None, device: torch.device) -> int:
@@ -152,9 +186,7 @@ def sm_count(target: GPUTarget | None, device: torch.device) -> int:
     return DEFAULT_SM_COUNT if capability is None else SM_COUNTS.get(capability, DEFAULT_SM_COUNT)
 
 
-def choose_num_splits(
-    config: DecodeConfig, batch: int, head_tiles: int, max_tokens: int, multiprocessors: int
-) -> int:
+def choose_num_splits(config: DecodeConfig, batch: int, head_tiles: int, max_tokens: int, multiprocessors: int) -> int:
     """How many splits fill the GPU once, from shapes alone: lengths live on the device and are not waited for.
 
     Args:

@@ -1,4 +1,4 @@
-"""What ``mla_decode`` refuses, and the shape of what it accepts. Reads no tensor's content, so it never waits for a GPU."""
+"""What ``mla_decode`` refuses, and the sizes of what it accepts. No content is read, so no GPU is waited for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mla_conformance.kernels import launch
+
 Q_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 INDEX_DTYPES = (torch.int32, torch.int64)
-# CUDA's limit for the second and third axis of a grid.
-MAX_GRID_YZ = 65_535
 # Token positions and split boundaries are 32-bit in the kernels, with room to add a split.
 MAX_TOKENS = 2**30
 
@@ -54,9 +54,7 @@ def check_mla_decode(
         tensors["k_scale"] = k_scale
     for name, tensor in tensors.items():
         if tensor.device != q_nope.device:
-            raise ValueError(
-                f"{name} is on {tensor.device}, q_nope on {q_nope.device}; move them to one device"
-            )
+            raise ValueError(f"{name} is on {tensor.device}, q_nope on {q_nope.device}; move them to one device")
 
     _check_dtype("q_nope", q_nope, Q_DTYPES)
     _check_dtype("kv_cache", kv_cache, (q_nope.dtype, torch.float8_e4m3fn))
@@ -67,8 +65,8 @@ def check_mla_decode(
     batch, heads, kv_lora_rank = q_nope.shape
     _check_size("q_nope", "heads", heads, 1, 128)
     _check_size("q_nope", "kv_lora_rank", kv_lora_rank, 64, 512, multiple=16)
-    if batch > MAX_GRID_YZ:
-        raise ValueError(f"q_nope has {batch} rows; split the batch into calls of at most {MAX_GRID_YZ}")
+    if batch > launch.MAX_GRID_YZ:
+        raise ValueError(f"q_nope has {batch} rows; split the batch into calls of at most {launch.MAX_GRID_YZ}")
 
     rope_dim = 0
     if q_pe is not None:
@@ -109,9 +107,7 @@ def check_mla_decode(
     if isinstance(k_scale, Tensor):
         _check_dtype("k_scale", k_scale, (torch.float32,))
         if k_scale.numel() != 1:
-            raise ValueError(
-                f"k_scale has shape {list(k_scale.shape)}; pass one element, the scale of the cache"
-            )
+            raise ValueError(f"k_scale has shape {list(k_scale.shape)}; pass one element, the scale of the cache")
     elif k_scale is not None:
         _check_scale("k_scale", k_scale)
     if num_splits is not None:
@@ -150,9 +146,7 @@ def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
 
 def _check_last_stride(name: str, tensor: Tensor) -> None:
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise ValueError(
-            f"{name} has strides {tensor.stride()}; its last must be 1: pass {name}.contiguous()"
-        )
+        raise ValueError(f"{name} has strides {tensor.stride()}; its last must be 1: pass {name}.contiguous()")
 
 
 def _check_no_overlap(name: str, tensor: Tensor) -> None:

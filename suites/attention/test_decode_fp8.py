@@ -12,7 +12,7 @@ FP8 = BASE.replace(cache_dtype="float8_e4m3fn")
 
 
 @pytest.mark.requirement("MLA-DEC-29")
-@listed(FP8, k_scale=[0.07, 0.5, 1.0, 3.0], heads=[1, 20], qk_rope_head_dim=[0, 64], dtype=["bfloat16", "float32"])
+@listed(FP8, k_scale=[0.07, 0.5, 1.0, 3.0], heads=[5, 20], qk_rope_head_dim=[0, 64], dtype=["bfloat16", "float32"])
 def test_scale_applies_to_latent_and_rotary_alike(subject: Subject, problem: MLADecodeProblem) -> None:
     """A scale missed in the keys shows in the lse, one missed in the values in the output."""
     scale = 0.25 if problem.k_scale == 1.0 and problem != FP8 else problem.k_scale

@@ -37,7 +37,7 @@ def test_odd_strides_and_gaps(subject: Subject, problem: MLADecodeProblem) -> No
 
 
 @pytest.mark.requirement("MLA-DEC-16")
-@listed(BASE.replace(layout="layers"), page_size=[1, 16, 64], dtype=["float16", "bfloat16"], heads=[1, 20])
+@listed(BASE.replace(layout="layers"), page_size=[1, 16, 64], dtype=["float16", "bfloat16"], heads=[5, 20])
 def test_cache_may_be_one_layer_of_a_larger_allocation(subject: Subject, problem: MLADecodeProblem) -> None:
     """Another layer's page lies between any two pages."""
     check_output(subject.mla_decode(problem.replace(cache_dtype=problem.dtype)))

@@ -24,7 +24,7 @@ def test_lse_is_within_the_derived_bound(subject: Subject, problem: MLADecodePro
 
 
 @pytest.mark.requirement("MLA-DEC-12")
-@listed(BASE.replace(values="constant"), lengths=[(1, 2, 3), (37, 64, 100)], num_splits=[1, 3], heads=[1, 8])
+@listed(BASE.replace(values="constant"), lengths=[(1, 2, 3), (37, 64, 100)], num_splits=[1, 3], heads=[2, 8])
 def test_equal_keys_give_their_latent_and_score_plus_ln_n(subject: Subject, problem: MLADecodeProblem) -> None:
     """All weights are equal, so the output is the one latent there is, exactly, and lse grows by ln n."""
     outcome = subject.mla_decode(problem)

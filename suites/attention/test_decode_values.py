@@ -3,7 +3,7 @@
 import pytest
 
 from mla_conformance.suites.harness.drawing import decode_problems, drawn, listed
-from mla_conformance.suites.harness.judge import check_equal_bits, check_output
+from mla_conformance.suites.harness.judge import check_equal_bits, check_lse, check_output
 from mla_conformance.suites.harness.problems import MLADecodeProblem
 from mla_conformance.suites.harness.subject import Subject
 
@@ -43,10 +43,19 @@ def test_any_number_of_heads(subject: Subject, problem: MLADecodeProblem) -> Non
 
 @pytest.mark.requirement("MLA-DEC-03")
 @pytest.mark.parametrize("base", [BFLOAT16, FP8], ids=["bfloat16", "fp8"])
-@pytest.mark.parametrize("heads", [1, 8, 20])
+@pytest.mark.parametrize("heads", [2, 8, 20])
 def test_any_number_of_heads_in_other_dtypes(subject: Subject, base: MLADecodeProblem, heads: int) -> None:
-    """One head may take another kernel than many."""
+    """Below, at half and above a tile of 16."""
     check_output(subject.mla_decode(base.replace(heads=heads)))
+
+
+@pytest.mark.requirement("MLA-DEC-33")
+@listed(BASE.replace(heads=1), dtype=["float16", "bfloat16", "float32"], cache_dtype=["float8_e4m3fn"])
+def test_one_head_is_as_accurate_as_many(subject: Subject, problem: MLADecodeProblem) -> None:
+    """A single head may take another kernel; the request of one token shows the error of its score in the lse."""
+    outcome = subject.mla_decode(problem if problem.is_fp8 else problem.replace(cache_dtype=problem.dtype))
+    check_lse(outcome)
+    check_output(outcome)
 
 
 @pytest.mark.requirement("MLA-DEC-04")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -156,7 +158,7 @@ def _draw(problem: MLADecodeProblem, generator: torch.Generator) -> tuple[Tensor
         codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
         codes = codes[codes.isfinite()] * problem.k_scale
         total = torch.arange(sum(problem.lengths) * width) % len(codes)
-        rows = list(codes[total].view(-1, width).split(list(problem.lengths)))
+        rows = _pieces(codes[total].view(-1, width), problem.lengths)
     if problem.is_fp8:
         rows = [(request / problem.k_scale).clamp(-448, 448) for request in rows]
     return queries.to(dtype), [request.to(cache_dtype) for request in rows]
@@ -171,8 +173,13 @@ def _assign_pages(problem: MLADecodeProblem, generator: torch.Generator) -> tupl
         ids = ids.flip(0)
     elif problem.pages != "in_order":
         ids = ids[torch.randperm(len(ids), generator=generator)]
-    owned = [part.tolist() for part in ids[: sum(counts)].split(counts)]
-    return owned, num_pages
+    return [part.tolist() for part in _pieces(ids, counts)], num_pages
+
+
+def _pieces(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Consecutive pieces of the first dimension."""
+    ends = list(itertools.accumulate(sizes))
+    return [tensor[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def _share_first_page(page_size: int, rows: list[Tensor], pages: list[list[int]]) -> None:

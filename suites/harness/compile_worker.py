@@ -65,7 +65,10 @@ def _answer(request: Request) -> dict[str, Any]:
                 return _error("compile", error, launches.failed_function)
             return _error("launcher", error)
     distinct = {launch.kernel.hash: launch for launch in launches}
-    return {"kernels": [measure(launch, target).as_dict() for launch in distinct.values()]}
+    try:
+        return {"kernels": [measure(launch, target).as_dict() for launch in distinct.values()]}
+    except Exception as error:
+        return _error("worker", error)
 
 
 @functools.cache
@@ -134,8 +137,8 @@ def table(kernels: list[CompiledKernel]) -> list[str]:
                 f"{kernel.shared_bytes}/{TARGETS[kernel.target].shared_bytes}",
                 str(kernel.registers),
                 str(kernel.stack_bytes),
-                str(kernel.spill_loads),
-                str(kernel.spill_stores),
+                "?" if kernel.spill_loads is None else str(kernel.spill_loads),
+                "?" if kernel.spill_stores is None else str(kernel.spill_stores),
                 _counts(kernel.tensor_core_instructions),
                 _counts(kernel.async_copies),
                 str(kernel).removeprefix(kernel.name).strip(" ()"),

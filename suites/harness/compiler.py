@@ -134,12 +134,13 @@ class Worker:
     def _obituary(self, process: subprocess.Popen[bytes]) -> str:
         status = process.wait()
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        last = "nothing on standard error"
+        complaints = ""
         if self._complaints is not None:
             self._complaints.seek(0)
-            last = self._complaints.read().decode(errors="replace").strip()[-500:] or last
+            complaints = self._complaints.read().decode(errors="replace").strip()[-2000:]
         self.close()
-        return f"the compile worker died ({how}): {last}"
+        last = complaints.splitlines()[-1] if complaints else "it said nothing"
+        return f"the compile worker died ({how}): {last}\n{complaints}".strip()
 
 
 @functools.cache
@@ -211,6 +212,6 @@ class Compiler:
             raise LauncherError(f"{self.target.name}: the launcher raised {answer['message']}")
         if not answer["kernels"]:
             raise Mismatch(f"{self.target.name}: the launcher launched no Triton kernel")
-        noted = self.record.worst.setdefault("kernels", [])
+        noted = self.record.kernels
         noted += [kernel for kernel in answer["kernels"] if kernel not in noted]
         return [CompiledKernel(**kernel) for kernel in answer["kernels"]]

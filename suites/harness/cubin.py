@@ -41,8 +41,9 @@ class CompiledKernel:
         shared_bytes: shared memory that the launch asks for, per block.
         registers: per thread.
         stack_bytes: stack frame and local memory, per thread.
-        spill_loads: loads from local memory (``LDL``) in the machine code.
-        spill_stores: stores to local memory (``STL``) in the machine code.
+        spill_loads: loads from local memory (``LDL``) in the machine code; None if the disassembler that comes
+            with this Triton does not know the target (3.6.0 and sm_121).
+        spill_stores: stores to local memory (``STL``), likewise.
         tensor_core_instructions: count in the PTX, by family of ``TENSOR_CORE_FAMILIES``.
         async_copies: count in the PTX, by kind of ``ASYNC_COPIES``.
         num_warps: warps of a block.
@@ -58,8 +59,8 @@ class CompiledKernel:
     shared_bytes: int
     registers: int
     stack_bytes: int
-    spill_loads: int
-    spill_stores: int
+    spill_loads: int | None
+    spill_stores: int | None
     tensor_core_instructions: dict[str, int]
     async_copies: dict[str, int]
     num_warps: int
@@ -115,9 +116,14 @@ def measure(launch: Launch, target: Target) -> CompiledKernel:
     )
 
 
-def local_memory_accesses(cubin: Path) -> tuple[int, int]:
-    """Count the loads from and the stores to local memory in the machine code."""
-    code = _tool(knobs.nvidia.nvdisasm, "--no-dataflow", "--print-code", str(cubin))
+def local_memory_accesses(cubin: Path) -> tuple[int, int] | tuple[None, None]:
+    """Count the loads from and the stores to local memory in the machine code, if it can be disassembled."""
+    try:
+        code = _tool(knobs.nvidia.nvdisasm, "--no-dataflow", "--print-code", str(cubin))
+    except RuntimeError as error:
+        if "Cannot decode architecture" in str(error):
+            return None, None
+        raise
     found = Counter(re.findall(r"\b(LDL|STL)\b", code))
     return found["LDL"], found["STL"]
 
@@ -131,5 +137,5 @@ def _tool(tool: Any, *arguments: str) -> str:
     environment = os.environ | {"PATH": os.pathsep.join([os.path.dirname(path), os.environ.get("PATH", "")])}
     done = subprocess.run([path, *arguments], capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        raise RuntimeError(f"{path} {' '.join(arguments)} failed: {done.stderr.strip()}")
+        raise RuntimeError(f"{os.path.basename(path)} {' '.join(arguments)} failed: {done.stderr.strip()}")
     return done.stdout

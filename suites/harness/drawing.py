@@ -19,7 +19,7 @@ PAGE_SIZES = (1, 2, 5, 16, 32, 48, 64, 128)
 
 
 @st.composite
-def decode_problems(draw: st.DrawFn, **fixed: Any) -> MLADecodeProblem:
+def decode_problems(draw: st.DrawFn, /, **fixed: Any) -> MLADecodeProblem:
     """Draw an MLA decode problem small enough for the interpreter; ``fixed`` fields are not drawn."""
     dtype = draw(st.sampled_from(["float16", "bfloat16", "float32"]))
     fields: dict[str, Any] = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-
-class BadUse(pytest.UsageError):
-    """The command line, a data file or the installation is wrong: one sentence, exit code 4."""
+BadUse = pytest.UsageError
+"""The command line, a data file or the installation is wrong: pytest prints one sentence and exits with code 4."""
 
 
 class Unsupported(Exception):

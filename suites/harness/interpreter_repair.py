@@ -34,6 +34,13 @@ class NotModelled(RuntimeError):
     """Arithmetic on bfloat16 or float8 values other than conversion and ``tl.dot``."""
 
 
+def refusal(error: BaseException | None) -> NotModelled | None:
+    """The refusal at the root of an error that the interpreter has wrapped, perhaps more than once."""
+    while error is not None and not isinstance(error, NotModelled):
+        error = error.__cause__
+    return error
+
+
 TORCH_DTYPES = {
     tl.float16: torch.float16,
     tl.float32: torch.float32,
@@ -121,7 +128,7 @@ def probe() -> str | None:
     return None if error == 0 else f"the interpreter's bfloat16 tl.dot is off by {error:.3g} (triton-lang/triton#11584)"
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _multiply(a, b, product, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     rows, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     offsets = rows * SIZE + columns

@@ -18,7 +18,7 @@ from mla_conformance.suites.harness.errors import BadUse
 
 PATH = Path(__file__).parents[1] / "expectations.toml"
 _REQUIRED = {"requirement", "implementation", "versions", "reason", "issue", "reproduce", "expires"}
-_OPTIONAL = {"cases", "lanes", "devices"}
+_OPTIONAL = {"cases", "lanes", "targets", "devices", "triton"}
 _ISSUE = re.compile(r"https://\S+|docs/findings\.md#\S+")
 
 
@@ -34,9 +34,12 @@ class Expectation:
         issue: the public report, or a section of docs/findings.md where there is none.
         reproduce: one command that shows it.
         expires: the date after which the entry must be looked at again.
-        cases: patterns (``fnmatch``) of the bracketed part of the test id; any of them; all cases by default.
+        cases: patterns (``fnmatch``) of ``test_name:case``, where ``case`` is the bracketed part of the test id
+            without implementation, lane and target; any of them; all by default.
         lanes: lanes in which it shows; all by default.
+        targets: absent targets for which it shows (compile lane); all by default.
         devices: patterns of device names on which it shows; all by default.
+        triton: patterns of Triton versions with which it shows; all by default.
     """
 
     requirement: str
@@ -48,21 +51,23 @@ class Expectation:
     expires: datetime.date
     cases: tuple[str, ...] = ("*",)
     lanes: tuple[str, ...] = ("*",)
+    targets: tuple[str, ...] = ("*",)
     devices: tuple[str, ...] = ("*",)
+    triton: tuple[str, ...] = ("*",)
 
-    def covers(self, requirements: set[str], implementation: str, version: str, lane: str, device: str) -> bool:
+    def covers(self, implementation: str, version: str, lane: str, device: str, triton: str) -> bool:
         """Whether it speaks of this implementation under these conditions."""
         return (
-            self.requirement in requirements
-            and self.implementation == implementation
+            self.implementation == implementation
             and version in (v.strip() for v in self.versions.split(","))
             and _any_match(lane, self.lanes)
             and _any_match(device, self.devices)
+            and _any_match(triton, self.triton)
         )
 
-    def covers_case(self, case: str) -> bool:
-        """Whether it speaks of the test case with this bracketed id."""
-        return _any_match(case, self.cases)
+    def covers_case(self, requirements: set[str], target: str, case: str) -> bool:
+        """Whether it speaks of this test: ``case`` is ``test_name:case``."""
+        return self.requirement in requirements and _any_match(target, self.targets) and _any_match(case, self.cases)
 
     def __str__(self) -> str:
         return f"{self.requirement} {self.implementation} {self.versions} cases={list(self.cases)}"
@@ -100,11 +105,12 @@ def _parse(entry: dict[str, Any], label: str) -> Expectation:
         raise BadUse(f"{label}: expires={entry['expires']!r} must be a date such as 2027-06-30")
     if not _ISSUE.fullmatch(entry["issue"]):
         raise BadUse(f"{label}: issue={entry['issue']!r} must be a public link, or docs/findings.md#section")
-    lists = {name: entry[name] for name in _OPTIONAL & set(entry)}
+    lists: dict[str, Any] = {name: entry[name] for name in _OPTIONAL & set(entry)}
     for name, value in lists.items():
         if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
             raise BadUse(f"{label}: {name}={value!r} must be a non-empty list of texts")
-    return Expectation(**texts, expires=entry["expires"], **{name: tuple(value) for name, value in lists.items()})
+    patterns: dict[str, Any] = {name: tuple(value) for name, value in lists.items()}
+    return Expectation(**texts, expires=entry["expires"], **patterns)
 
 
 def _any_match(value: str, patterns: tuple[str, ...]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ import pytest
 
 from mla_conformance.suites.harness import lanes, ledger, placement, requirements
 from mla_conformance.suites.harness.errors import BadUse
+from mla_conformance.suites.harness.lanes import Lane
+from mla_conformance.suites.harness.ledger import Expectation
+from mla_conformance.suites.harness.requirements import Requirement
 from mla_conformance.suites.harness.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -27,15 +31,15 @@ DEFAULT_IMPLEMENTATIONS = ["reference", "vllm", "kernels"]
 class Plan:
     """One run."""
 
-    lanes: list[lanes.Lane]
+    lanes: list[Lane]
     implementations: dict[str, Implementation]
     """By the ``--impl`` text that named it."""
     targets: list[str]
-    requirements: dict[str, requirements.Requirement]
-    ledger: list[ledger.Expectation]
+    requirements: dict[str, Requirement]
+    ledger: list[Expectation]
     problem: MLADecodeProblem | None
     device: str
-    matched: set[ledger.Expectation] = field(default_factory=set)
+    matched: set[Expectation] = field(default_factory=set)
 
     def subjects(self) -> list[Subject]:
         """Every implementation in the lane that executes kernels."""
@@ -56,6 +60,12 @@ class Plan:
             if impl.compiles_kernels
             for target in self.targets
         ]
+
+    def applies(self, expectation: Expectation, implementation: Implementation, lane: Lane) -> bool:
+        """Whether the ledger entry speaks of this implementation in this lane, on this device, with this Triton."""
+        return expectation.covers(
+            implementation.name, implementation.version(), lane.name, self.device, version("triton")
+        )
 
     def spec_of(self, implementation: str) -> str:
         """The ``--impl`` text that named an implementation."""

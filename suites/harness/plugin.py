@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -85,7 +85,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each conformance test its implementations."""
     made = metafunc.config.stash[plan.KEY]
-    choices = {"subject": made.subjects, "compiler": made.compilers}
+    choices: dict[str, Callable[[], list[Any]]] = {"subject": made.subjects, "compiler": made.compilers}
     for name in CONFORMANCE_ARGUMENTS:
         if name in metafunc.fixturenames:
             values = choices[name]()
@@ -130,11 +130,11 @@ def _conformance_argument(item: pytest.Item) -> str | None:
 def _expect(item: pytest.Item, ids: set[str], subject: Any, made: plan.Plan) -> None:
     """Mark the test as an expected failure, strictly, if the ledger says so."""
     case = item.callspec.id.removeprefix(subject.id).removeprefix("-")  # type: ignore[attr-defined]
+    name = f"{item.originalname}:{case}"  # type: ignore[attr-defined]
     impl = subject.implementation
     for expectation in made.ledger:
-        if not expectation.covers(ids, impl.name, impl.version(), subject.lane.name, made.device):
-            continue
-        if expectation.covers_case(case):
+        applies = made.applies(expectation, impl, subject.lane)
+        if applies and expectation.covers_case(ids, subject.target_name, name):
             made.matched.add(expectation)
             reason = f"{expectation.reason} ({expectation.issue})"
             item.add_marker(pytest.mark.xfail(raises=Mismatch, strict=True, reason=reason))
@@ -145,13 +145,9 @@ def _check_complete(made: plan.Plan, used: set[str]) -> None:
     untested = set(made.requirements) - used
     if untested:
         raise BadUse(f"suites/requirements.toml: no test checks {', '.join(sorted(untested))}")
-    lanes = {lane.name for lane in made.lanes}
     for expectation in made.ledger:
         impl = next((i for i in made.implementations.values() if i.name == expectation.implementation), None)
-        applies = impl is not None and any(
-            expectation.covers({expectation.requirement}, impl.name, impl.version(), lane, made.device)
-            for lane in lanes
-        )
+        applies = impl is not None and any(made.applies(expectation, impl, lane) for lane in made.lanes)
         if applies and expectation not in made.matched:
             raise BadUse(f"suites/expectations.toml: matches no test: {expectation}")
 

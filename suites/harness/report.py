@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mla_conformance.suites.harness import plan
-from mla_conformance.suites.harness.errors import NoResult
+from mla_conformance.suites.harness.errors import Mismatch, NoResult
 
 UNSUPPORTED = "unsupported: "
 STATUSES = ("pass", "fail", "expected-fail", "unexpected-pass", "unsupported", "no-result")
@@ -69,7 +69,8 @@ def _reason(made: pytest.TestReport) -> str:
         return _skip_reason(made).removeprefix(UNSUPPORTED)
     if made.outcome == "failed":
         crash = getattr(made.longrepr, "reprcrash", None)
-        return str(crash.message if crash is not None else made.longrepr).strip().splitlines()[0]
+        message = str(crash.message if crash is not None else made.longrepr).strip().splitlines()[0]
+        return message.removeprefix(f"{Mismatch.__module__}.{Mismatch.__qualname__}: ")
     return ""
 
 
@@ -86,9 +87,8 @@ def _reproduce(item: pytest.Item, subject: Any) -> str:
 
 
 def _parameters(item: pytest.Item) -> set[str]:
-    function = getattr(item.obj, "hypothesis", None)  # type: ignore[attr-defined]
-    drawn = {"problem"} if function is not None else set()
-    return drawn | set(getattr(item, "callspec", None).params if hasattr(item, "callspec") else ())
+    drawn = {"problem"} if hasattr(item.obj, "hypothesis") else set()  # type: ignore[attr-defined]
+    return drawn | set(item.callspec.params)  # type: ignore[attr-defined]
 
 
 class Reporter:
@@ -101,7 +101,8 @@ class Reporter:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect."""
-        self.records += [value for name, value in report.user_properties if name == _PROPERTY]
+        found: list[Any] = [value for name, value in report.user_properties if name == _PROPERTY]
+        self.records += found
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +20,21 @@ from mla_conformance.suites.harness.problems import MLADecodeProblem
 
 @dataclass
 class Record:
-    """What one test did, for the report: runs, declined problems, last problem, largest error over its bound."""
+    """What one test did, for the report.
+
+    Attributes:
+        ran: launches, or compilations.
+        declined: how often each reason was given for not running.
+        problem: the last problem, printed.
+        worst: per quantity the largest error over its bound, with the bound's terms and the problem.
+        kernels: what the compiled kernels use of the target.
+    """
 
     ran: int = 0
     declined: Counter[str] = field(default_factory=Counter)
     problem: str = ""
     worst: dict[str, Any] = field(default_factory=dict)
+    kernels: list[dict[str, Any]] = field(default_factory=list)
 
     def note_error(self, quantity: str, ratio: float, terms: dict[str, float]) -> None:
         """Keep the largest ratio of error to bound for ``quantity``, with the bound's terms."""
@@ -33,12 +43,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "ran": self.ran,
-            "declined": dict(self.declined),
-            "problem": self.problem,
-            "worst": self.worst,
-        }
+        return dataclasses.asdict(self) | {"declined": dict(self.declined)}
 
 
 @dataclass

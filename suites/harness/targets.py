@@ -17,6 +17,8 @@ class Target:
         registers: the most registers one thread may use.
         multiprocessors: of the reference card, for launchers that size their grid by it.
         card: that card.
+        foreign_instructions: matrix instructions that it lacks (PTX ISA, target notes of ``wgmma.mma_async`` and
+            ``tcgen05.mma``).
     """
 
     name: str
@@ -25,14 +27,15 @@ class Target:
     registers: int
     multiprocessors: int
     card: str
+    foreign_instructions: tuple[str, ...]
 
 
 TARGETS = {
     target.name: target
     for target in (
-        Target("sm_90", 90, 232_448, 255, 132, "H200"),
-        Target("sm_100", 100, 232_448, 255, 148, "B200"),
-        Target("sm_120", 120, 101_376, 255, 188, "RTX PRO 6000"),
-        Target("sm_121", 121, 101_376, 255, 48, "DGX Spark"),
+        Target("sm_90", 90, 232_448, 255, 132, "H200", ("tcgen05",)),
+        Target("sm_100", 100, 232_448, 255, 148, "B200", ("wgmma",)),
+        Target("sm_120", 120, 101_376, 255, 188, "RTX PRO 6000", ("wgmma", "tcgen05")),
+        Target("sm_121", 121, 101_376, 255, 48, "DGX Spark", ("wgmma", "tcgen05")),
     )
 }

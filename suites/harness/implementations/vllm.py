@@ -28,7 +28,9 @@ class Adapter(Implementation):
         return version("vllm")
 
     def declines(self, problem: MLADecodeProblem) -> str | None:
-        """The backend lists float16 and bfloat16 queries; the kernel itself also takes float32."""
+        """The backend lists float16 and bfloat16 queries, and caches of the same dtype or e4m3."""
+        if problem.dtype == "float32":
+            return "dtype=float32: the TRITON_MLA backend lists float16 and bfloat16"
         if problem.cache_dtype not in (problem.dtype, "float8_e4m3fn"):
             return f"cache_dtype={problem.cache_dtype}: the queries' {problem.dtype} or float8_e4m3fn"
         return None

@@ -51,13 +51,14 @@ class Lane(base.Lane):
         """Map arithmetic that the repaired interpreter refuses, and exhausted memory."""
         from triton.runtime.errors import InterpreterError
 
-        from mla_conformance.suites.harness.interpreter_repair import NotModelled
+        from mla_conformance.suites.harness.interpreter_repair import refusal
 
         try:
             yield
         except MemoryError as error:
             raise NoResult(f"out of memory: {error}") from error
         except InterpreterError as error:
-            if isinstance(error.__cause__, NotModelled):
-                raise Unsupported(str(error.__cause__)) from error
+            refused = refusal(error)
+            if refused is not None:
+                raise Unsupported(str(refused)) from error
             raise
