@@ -108,6 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         unknown = [i for i in ids if i not in made.requirements]
         if unknown:
             raise BadUse(f"{item.nodeid}: requirement {', '.join(unknown)} is not in suites/requirements.toml")
+        if any(item.iter_markers("xfail")):
+            raise BadUse(f"{item.nodeid}: has an xfail mark; known failures belong in suites/expectations.toml")
         used.update(ids)
         subject = item.callspec.params[argument]  # type: ignore[attr-defined]
         if not hasattr(subject, "implementation"):
