@@ -194,9 +194,10 @@ def mla_decode_split_kernel(
         q_pe_ptrs = q_pe_ptr + row64 * q_pe_stride_b + heads64[:, None] * q_pe_stride_h + rope[None, :]
         q_pe = tl.load(q_pe_ptrs, mask=head_mask[:, None] & rope_mask[None, :], other=0.0)
 
+    # Multiplied as float32 either way, so that a k_scale gives the same bits as a number and as a tensor.
     if k_scale_ptr is not None:
         k_scale = tl.load(k_scale_ptr)
-    score_scale *= k_scale
+    score_scale = tl.cast(score_scale, tl.float32) * tl.cast(k_scale, tl.float32)
 
     running_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
     running_sum = tl.zeros([BLOCK_H], tl.float32)
