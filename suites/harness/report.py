@@ -135,7 +135,8 @@ class Reporter:
 
     def _details(self) -> list[str]:
         lines = []
-        known = [r for r in self.records if r["status"] == "expected-fail"]
+        ordered = sorted(self.records, key=lambda r: r["test"])
+        known = [r for r in ordered if r["status"] == "expected-fail"]
         by_reason: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
         for r in known:
             by_reason[r["implementation"], r["reason"]].append(r)
@@ -146,7 +147,7 @@ class Reporter:
                 f"expected-fail {implementation} {first['version']}, {len(records)} case(s): {reason}",
             ]
             lines += [f"    {first['reproduce']}"]
-        for r in self.records:
+        for r in ordered:
             if r["status"] in BAD:
                 what = f"{', '.join(r['requirements'])} {r['implementation']} {r['lane']} {r['target']}".rstrip()
                 lines += ["", f"{r['status']} {what}: {r['reason']}", f"    {r['reproduce']}"]

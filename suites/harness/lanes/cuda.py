@@ -18,6 +18,10 @@ class Lane(base.Lane):
     repeats = 30
     _lost: str | None = None
 
+    def environment(self) -> dict[str, str]:
+        """One CPU thread a worker for laying out cases: pytest-xdist's workers share the cores."""
+        return {"OMP_NUM_THREADS": "1"}
+
     def missing(self, devices: list[str]) -> str | None:
         """A GPU must be visible."""
         return None if devices else "no GPU is visible here (nvidia-smi lists none, or CUDA_VISIBLE_DEVICES hides it)"

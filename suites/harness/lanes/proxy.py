@@ -17,4 +17,4 @@ class Lane(cuda.Lane):
 
     def environment(self) -> dict[str, str]:
         """Triton reads this when it compiles."""
-        return {"TRITON_OVERRIDE_ARCH": "sm120"}
+        return super().environment() | {"TRITON_OVERRIDE_ARCH": "sm120"}
