@@ -156,8 +156,8 @@ def mla_decode_split_kernel(
     exact, and the scale of the cache multiplies the scores and the final normalisation instead of every element, so the
     dequantised value is never rounded.
 
-    The products ask for "ieee": float32 is multiplied as float32 and not as TF32. For the half-precision types the word
-    changes no arithmetic, but Triton then uses mma.sync on every target, which costs fewer registers than wgmma here.
+    The products ask for "ieee": float32 is multiplied as float32 and not as TF32. The word means nothing to the
+    half-precision types.
 
     FINAL says that the row has one split, so that this result is the row's: out and the natural lse are written, 0 and
     -inf for a row without tokens, NaN for a row too long for its table. Otherwise the lse is written in base 2, and a

@@ -51,9 +51,12 @@ def test_offsets_beyond_two_to_the_31(subject: Subject, problem: MLADecodeProble
 
 
 @pytest.mark.requirement("MLA-DEC-22")
-@listed(BASE.replace(pages="invalid"), seed=[0, 1], page_size=[1, 16, 64])
+@listed(BASE.replace(pages="invalid", poison="huge"), seed=[0, 1], page_size=[1, 16, 64])
 def test_page_ids_outside_the_cache(subject: Subject, problem: MLADecodeProblem) -> None:
-    """The last request's first page is negative or beyond the cache; the others must not notice."""
+    """The last request's first page is negative or beyond the cache; the others must not notice.
+
+    The poison is finite, so that a NaN cannot come from reading some other page.
+    """
     documented = subject.implementation.invalid_pages
     if documented is None:
         raise Unsupported("documents nothing for page ids outside the cache")

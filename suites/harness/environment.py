@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from mla_conformance import kernels, reference, suites
 from mla_conformance.suites.harness.lanes import Lane
 
 PACKAGES = ("mla-conformance", "torch", "triton", "vllm", "numpy", "hypothesis", "pytest")
@@ -28,6 +31,7 @@ def record(lanes: list[Lane]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "sources": sources_digest(),
         "packages": {name: _version(name) for name in PACKAGES},
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "lanes": [lane.name for lane in lanes],
@@ -41,6 +45,17 @@ def record(lanes: list[Lane]) -> dict[str, Any]:
         found["cuda"] = torch.version.cuda
         found["driver"] = _driver()
     return found
+
+
+def sources_digest() -> str:
+    """A sha256 over the suite's own code and data, so that a record can be tied to what made it."""
+    digest = hashlib.sha256()
+    for package in (kernels, reference, suites):
+        folder = Path(str(package.__file__)).parent
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".toml")):
+            digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _version(package: str) -> str | None:

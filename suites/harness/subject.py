@@ -39,7 +39,8 @@ class Record:
     def note_error(self, quantity: str, ratio: float, terms: dict[str, float]) -> None:
         """Keep the largest ratio of error to bound for ``quantity``, with the bound's terms."""
         if ratio >= self.worst.get(quantity, {"ratio": -1.0})["ratio"]:
-            self.worst[quantity] = {"ratio": ratio, "terms": terms, "problem": self.problem}
+            shares = {name: float(f"{share:.3g}") for name, share in terms.items()}
+            self.worst[quantity] = {"ratio": float(f"{ratio:.4g}"), "terms": shares, "problem": self.problem}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
