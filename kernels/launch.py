@@ -38,8 +38,8 @@ class DecodeConfig(NamedTuple):
         num_stages: Software-pipeline depth of the token loop.
         prefetch: Whether the loop itself carries the next tile in registers, where the compiler's pipeline cannot.
         programs_per_sm: Programs that fit on one multiprocessor together; sets how many splits are worthwhile.
-        regular_only: Whether it is meant only for tiles that lie in one page of 16-byte aligned rows. Other addresses
-            take registers that this configuration does not have.
+        regular_only: Whether it is meant only for tiles that lie in one page of regular rows (see ``decode_config``).
+            Other addresses and masks take registers that this configuration does not have.
     """
 
     block_h: int
@@ -80,7 +80,7 @@ _FP8_CONFIGS = (
     DecodeConfig(32, 32, 8, 1, True, 1),
 )
 _FP32_CONFIGS = (DecodeConfig(16, 16, 4, 2, False, 1),)
-_FP32_FP8_CONFIGS = (DecodeConfig(16, 16, 8, 1, False, 1),)
+_FP32_FP8_CONFIGS = (DecodeConfig(16, 16, 4, 1, False, 1),)
 _SM100_HALF_CONFIGS = (
     DecodeConfig(16, 32, 4, 3, False, 2),
     DecodeConfig(32, 32, 8, 3, False, 1),
@@ -94,8 +94,8 @@ _SM120_HALF_CONFIGS = (
 )
 
 # By family and by what is multiplied: "half" (bf16 or fp16, cache likewise), "fp8" (e4m3 cache, half-precision query),
-# "fp32" (float32 query and cache), "fp32_fp8" (e4m3 cache, float32 query). Of the configurations that the addresses allow, a call takes the first whose head
-# tile holds all its heads, else the last.
+# "fp32" (float32 query and cache), "fp32_fp8" (e4m3 cache, float32 query). Of the configurations that the cache
+# allows, a call takes the first whose head tile holds all its heads, else the last.
 DECODE_CONFIGS: dict[tuple[Family, str], tuple[DecodeConfig, ...]] = {
     (SM120, "half"): _SM120_HALF_CONFIGS,
     (SM120, "fp8"): _FP8_CONFIGS,
@@ -117,6 +117,10 @@ MAX_GRID_YZ = 65_535
 
 # Fewer tokens a split than this and the merge costs more than the extra programs save.
 MIN_TOKENS_PER_SPLIT = 128
+# What a split costs beside its tokens (its start, its partial result and the merge of that), measured on an H200 as the
+# time of this many tokens, rounded up.
+SPLIT_COST_IN_TOKENS = 64
+MAX_WAVES = 8
 
 
 def current_target() -> GPUTarget | None:
@@ -166,7 +170,7 @@ def decode_config(
     cache_dtype: torch.dtype,
     num_heads: int,
     page_size: int,
-    rows_aligned: bool,
+    rows_regular: bool,
 ) -> DecodeConfig:
     """Configuration of the split kernel.
 
@@ -176,12 +180,13 @@ def decode_config(
         cache_dtype: ``q_dtype`` or float8_e4m3fn.
         num_heads: Query heads of the call, 1 or more.
         page_size: Tokens a page.
-        rows_aligned: Whether every cache row starts on a multiple of 16 bytes.
+        rows_regular: Whether every cache row starts on a multiple of 16 bytes and the widths of its latent and rotary
+            parts are powers of two or 0.
     """
     allowed = [
         config
         for config in DECODE_CONFIGS[family_of(target), decode_kind(q_dtype, cache_dtype)]
-        if not config.regular_only or (rows_aligned and page_size % config.block_n == 0)
+        if not config.regular_only or (rows_regular and page_size % config.block_n == 0)
     ]
     return next((config for config in allowed if config.block_h >= num_heads), allowed[-1])
 
@@ -195,7 +200,10 @@ def sm_count(target: GPUTarget | None, device: torch.device) -> int:
 
 
 def choose_num_splits(config: DecodeConfig, batch: int, head_tiles: int, max_tokens: int, multiprocessors: int) -> int:
-    """How many splits fill the GPU once, from shapes alone: lengths live on the device and are not waited for.
+    """How many splits finish first, from shapes alone: lengths live on the device and are not waited for.
+
+    The GPU runs the programs in waves of as many as fit together, and a wave lasts as long as one program: the tokens
+    of a split and a fixed cost. Only the largest count that fills a number of waves can win, so those are compared.
 
     Args:
         config: Configuration of the split kernel.
@@ -205,8 +213,15 @@ def choose_num_splits(config: DecodeConfig, batch: int, head_tiles: int, max_tok
         multiprocessors: Multiprocessors of the GPU.
 
     Returns:
-        A count of at least 1. One program more than fit together would cost a second round of the whole grid, so the
-        count is rounded down.
+        A count of at least 1.
     """
-    fitting = multiprocessors * config.programs_per_sm // (batch * head_tiles)
-    return max(1, min(fitting, max_tokens // MIN_TOKENS_PER_SPLIT))
+    programs = batch * head_tiles
+    fitting = multiprocessors * config.programs_per_sm
+    most = max(1, max_tokens // MIN_TOKENS_PER_SPLIT)
+
+    def duration(num_splits: int) -> float:
+        waves = -(-programs * num_splits // fitting)
+        return waves * (max_tokens / num_splits + SPLIT_COST_IN_TOKENS)
+
+    counts = {max(1, min(waves * fitting // programs, most)) for waves in range(1, MAX_WAVES + 1)}
+    return min(sorted(counts), key=duration)

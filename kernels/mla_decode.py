@@ -106,9 +106,9 @@ def _launch(
     fp8_cache = kv_cache.dtype == torch.float8_e4m3fn
     if fp8_cache and not launch.supports_fp8_cache(target):
         raise ValueError(f"kv_cache is float8_e4m3fn, which {target} cannot read; use a cache of q_nope's dtype there")
-    config = launch.decode_config(
-        target, q_nope.dtype, kv_cache.dtype, shape.heads, shape.page_size, _rows_aligned(kv_cache)
-    )
+    rope_dim = shape.qk_rope_head_dim
+    rows_regular = _rows_regular(kv_cache, shape.kv_lora_rank, rope_dim)
+    config = launch.decode_config(target, q_nope.dtype, kv_cache.dtype, shape.heads, shape.page_size, rows_regular)
     head_tiles = triton.cdiv(shape.heads, config.block_h)
     if num_splits is None:
         multiprocessors = launch.sm_count(target, q_nope.device)
@@ -128,7 +128,6 @@ def _launch(
     # The scale belongs to the e4m3 cache; applying it to another is an error that has been made.
     cache_scale = 1.0 if k_scale is None or not fp8_cache else k_scale
     scale_on_device = isinstance(cache_scale, Tensor)
-    rope_dim = shape.qk_rope_head_dim
     mla_decode_split_kernel[(head_tiles, num_splits, shape.batch)](
         q_nope,
         q_pe if rope_dim else None,
@@ -191,6 +190,6 @@ def _launch(
     )
 
 
-def _rows_aligned(kv_cache: Tensor) -> bool:
-    strides = kv_cache.stride()[:2]
-    return all(offset % 16 == 0 for offset in (kv_cache.data_ptr(), *(s * kv_cache.element_size() for s in strides)))
+def _rows_regular(kv_cache: Tensor, kv_lora_rank: int, rope_dim: int) -> bool:
+    starts = [kv_cache.data_ptr(), *(stride * kv_cache.element_size() for stride in kv_cache.stride()[:2])]
+    return all(start % 16 == 0 for start in starts) and all(n & (n - 1) == 0 for n in (kv_lora_rank, rope_dim))

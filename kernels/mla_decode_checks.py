@@ -146,7 +146,9 @@ def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
 
 def _check_last_stride(name: str, tensor: Tensor) -> None:
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise ValueError(f"{name} has strides {tensor.stride()}; its last must be 1: pass {name}.contiguous()")
+        raise ValueError(
+            f"{name} has strides {tensor.stride()}; its last must be 1: make the last dimension contiguous"
+        )
 
 
 def _check_no_overlap(name: str, tensor: Tensor) -> None:

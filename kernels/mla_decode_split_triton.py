@@ -250,6 +250,10 @@ def mla_decode_split_kernel(
         token_bias = tl.where(in_split, tl.where(page_exists, 0.0, float("nan")), float("-inf"))
         ckv = stored_ckv.to(q_nope.dtype)
         kpe = stored_kpe.to(q_nope.dtype)
+        scores = tl.dot(q_nope, tl.trans(ckv), input_precision="ieee")
+        if ROPE_DIM > 0:
+            scores = tl.dot(q_pe, tl.trans(kpe), acc=scores, input_precision="ieee")
+        # Not before the stored tile is used up: registers hold one tile.
         if PREFETCH:
             stored_ckv, stored_kpe, page_exists = _load_tile(
                 kv_cache_ptr,
@@ -269,10 +273,6 @@ def mla_decode_split_kernel(
             pages = _tile_pages(
                 row_table_ptr, table_stride_w, tile_start + 2 * BLOCK_N, split_end, PAGE_SIZE, BLOCK_N, TILE_IN_PAGE
             )
-
-        scores = tl.dot(q_nope, tl.trans(ckv), input_precision="ieee")
-        if ROPE_DIM > 0:
-            scores = tl.dot(q_pe, tl.trans(kpe), acc=scores, input_precision="ieee")
         scores = scores * score_scale + token_bias[None, :]
         new_max = tl.maximum(running_max, tl.max(scores, 1))
         rescale = tl.exp2(running_max - new_max)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections import Counter, defaultdict
@@ -13,6 +14,7 @@ import pytest
 
 from mla_conformance.suites.harness import plan
 from mla_conformance.suites.harness.errors import Mismatch, NoResult
+from mla_conformance.suites.harness.lanes import Lane
 
 UNSUPPORTED = "unsupported: "
 STATUSES = ("pass", "fail", "expected-fail", "unexpected-pass", "unsupported", "no-result")
@@ -36,6 +38,7 @@ def annotate(made: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[N
         "version": subject.implementation.version(),
         "lane": subject.lane.name,
         "target": subject.target_name,
+        "device": device_of(subject.lane, item.config.stash[plan.KEY].device),
         "status": _status(made, call, xfail),
         "seconds": round(made.duration, 3),
         "reason": reasons[0] if xfail else _reason(made),
@@ -45,6 +48,12 @@ def annotate(made: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[N
     if record["status"] in BAD:
         made.sections.append(("reproduce", record["reproduce"]))
     made.user_properties.append((_PROPERTY, record))
+
+
+def device_of(lane: Lane, name: str) -> str:
+    """The device of this worker: its name, and its number among the visible ones where workers are spread."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "") if lane.device == "cuda" else ""
+    return f"{name} {chosen}".strip()
 
 
 def _status(made: pytest.TestReport, call: pytest.CallInfo[None], xfail: bool) -> str:
