@@ -65,9 +65,13 @@ class Expectation:
             and _any_match(triton, self.triton)
         )
 
-    def covers_case(self, requirements: set[str], target: str, case: str) -> bool:
-        """Whether it speaks of this test: ``case`` is ``test_name:case``."""
-        return self.requirement in requirements and _any_match(target, self.targets) and _any_match(case, self.cases)
+    def covers_test(self, requirements: set[str], target: str) -> bool:
+        """Whether it speaks of some case of a test of these requirements, for this target."""
+        return self.requirement in requirements and _any_match(target, self.targets)
+
+    def covers_case(self, case: str) -> bool:
+        """Whether it speaks of this case: ``test_name:case``."""
+        return _any_match(case, self.cases)
 
     def __str__(self) -> str:
         return f"{self.requirement} {self.implementation} {self.versions} cases={list(self.cases)}"

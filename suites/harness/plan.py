@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +39,6 @@ class Plan:
     ledger: list[Expectation]
     problem: MLADecodeProblem | None
     device: str
-    matched: set[Expectation] = field(default_factory=set)
 
     def subjects(self) -> list[Subject]:
         """Every implementation in the lane that executes kernels."""

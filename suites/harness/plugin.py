@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from mla_conformance.suites.harness import ledger, plan, report, requirements
-from mla_conformance.suites.harness.errors import BadUse, Mismatch, Unsupported
-
-CONFORMANCE_ARGUMENTS = ("subject", "compiler")
-"""A test that asks for one of these is a conformance test: it needs a requirement, and may not be skipped."""
+from mla_conformance.suites.harness import collection, ledger, plan, report, requirements
+from mla_conformance.suites.harness.errors import BadUse, Unsupported
 
 # Derandomised, so that a run says the same everywhere; `nightly` draws fresh problems and prints what fails.
 _COMMON: dict[str, Any] = {
@@ -86,7 +83,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each conformance test its implementations."""
     made = metafunc.config.stash[plan.KEY]
     choices: dict[str, Callable[[], list[Any]]] = {"subject": made.subjects, "compiler": made.compilers}
-    for name in CONFORMANCE_ARGUMENTS:
+    for name in collection.CONFORMANCE_ARGUMENTS:
         if name in metafunc.fixturenames:
             values = choices[name]()
             metafunc.parametrize(name, values, ids=[value.id for value in values])
@@ -94,69 +91,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Check tests against the registry, mark what the ledger expects, and drop what no chosen lane runs."""
-    made = config.stash[plan.KEY]
-    kept, dropped, used = [], [], set()
-    for item in items:
-        argument = _conformance_argument(item)
-        if argument is None:
-            kept.append(item)
-            continue
-        ids = [i for mark in item.iter_markers("requirement") for i in mark.args]
-        if not ids:
-            raise BadUse(f"{item.nodeid}: has no requirement mark; name the requirement that it checks")
-        unknown = [i for i in ids if i not in made.requirements]
-        if unknown:
-            raise BadUse(f"{item.nodeid}: requirement {', '.join(unknown)} is not in suites/requirements.toml")
-        if any(item.iter_markers("xfail")):
-            raise BadUse(f"{item.nodeid}: has an xfail mark; known failures belong in suites/expectations.toml")
-        used.update(ids)
-        subject = item.callspec.params[argument]  # type: ignore[attr-defined]
-        if not hasattr(subject, "implementation"):
-            dropped.append(item)
-            continue
-        kept.append(item)
-        _expect(item, set(ids), subject, made)
-    items[:] = kept
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
-    if config.args_source == pytest.Config.ArgsSource.TESTPATHS:
-        _check_complete(made, used)
-
-
-def _conformance_argument(item: pytest.Item) -> str | None:
-    names = getattr(item, "fixturenames", ())
-    return next((name for name in CONFORMANCE_ARGUMENTS if name in names), None)
-
-
-def _expect(item: pytest.Item, ids: set[str], subject: Any, made: plan.Plan) -> None:
-    """Mark the test as an expected failure, strictly, if the ledger says so."""
-    case = item.callspec.id.removeprefix(subject.id).removeprefix("-")  # type: ignore[attr-defined]
-    name = f"{item.originalname}:{case}"  # type: ignore[attr-defined]
-    impl = subject.implementation
-    for expectation in made.ledger:
-        applies = made.applies(expectation, impl, subject.lane)
-        if applies and expectation.covers_case(ids, subject.target_name, name):
-            made.matched.add(expectation)
-            reason = f"{expectation.reason} ({expectation.issue})"
-            item.add_marker(pytest.mark.xfail(raises=Mismatch, strict=True, reason=reason))
-
-
-def _check_complete(made: plan.Plan, used: set[str]) -> None:
-    """In a run over everything, each requirement has a test, and each applicable ledger entry matches one."""
-    untested = set(made.requirements) - used
-    if untested:
-        raise BadUse(f"suites/requirements.toml: no test checks {', '.join(sorted(untested))}")
-    for expectation in made.ledger:
-        impl = next((i for i in made.implementations.values() if i.name == expectation.implementation), None)
-        applies = impl is not None and any(made.applies(expectation, impl, lane) for lane in made.lanes)
-        if applies and expectation not in made.matched:
-            raise BadUse(f"suites/expectations.toml: matches no test: {expectation}")
+    """Check tests against the registry and the ledger; a pytest-xdist worker leaves the complaint to the controller."""
+    try:
+        collection.check(config, items)
+    except BadUse as error:
+        if not hasattr(config, "workeroutput"):
+            raise
+        config.workeroutput[report.BAD_USE] = str(error)
+        items.clear()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give the test a fresh record."""
-    argument = _conformance_argument(item)
+    argument = collection.conformance_argument(item)
     if argument is not None:
         item.callspec.params[argument].start_record()  # type: ignore[attr-defined]
 
@@ -178,7 +125,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """A declared ``Unsupported`` ends the test as such; drawn tests declare it by having run nothing."""
-    argument = _conformance_argument(item)
+    argument = collection.conformance_argument(item)
     try:
         yield
     except Unsupported as declared:
@@ -198,7 +145,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the conformance record; a skip that is not a declared ``unsupported`` becomes a failure."""
     made = yield
-    argument = _conformance_argument(item)
+    argument = collection.conformance_argument(item)
     if argument is not None:
         report.annotate(made, item, call, item.callspec.params[argument])  # type: ignore[attr-defined]
     return made

@@ -17,6 +17,8 @@ from mla_conformance.suites.harness.errors import Mismatch, NoResult
 from mla_conformance.suites.harness.lanes import Lane
 
 UNSUPPORTED = "unsupported: "
+BAD_USE = "mla_conformance_bad_use"
+"""Where a pytest-xdist worker puts what makes the run impossible, for the controller to say once."""
 STATUSES = ("pass", "fail", "expected-fail", "unexpected-pass", "unsupported", "no-result")
 BAD = ("fail", "unexpected-pass", "no-result")
 _PROPERTY = "conformance"
@@ -107,6 +109,7 @@ class Reporter:
         self.config = config
         self.records: list[dict[str, Any]] = []
         self.crashed: list[str] = []
+        self.bad_use: str | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect."""
@@ -118,9 +121,17 @@ class Reporter:
         """A worker died in this test (pytest-xdist fails it): nothing can be said about it."""
         self.crashed.append(crashitem)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker ended, perhaps because the run is impossible."""
+        self.bad_use = getattr(node, "workeroutput", {}).get(BAD_USE, self.bad_use)
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Fail a run in which an implementation was asked for and ran nothing; write the JSON."""
+        if self.bad_use is not None:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            return
         if not exitstatus and self._idle():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         path = self.config.getoption("--results")
@@ -129,6 +140,8 @@ class Reporter:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print what passes where, then each thing that does not, with the line that shows it."""
+        if self.bad_use is not None:
+            terminalreporter.write_line(f"ERROR: {self.bad_use}", red=True)
         if not self.records and not self.crashed:
             return
         terminalreporter.section("conformance")

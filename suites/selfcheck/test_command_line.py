@@ -73,6 +73,22 @@ def test_a_bad_ledger_is_refused(run_pytest: Callable[..., Run], tmp_path: Path,
     assert message in run.output
 
 
+def test_workers_leave_the_complaint_to_the_controller(run_pytest: Callable[..., Run], tmp_path: Path) -> None:
+    """What workers find wrong with the collection is one sentence and exit code 4 as well."""
+    ledger = tmp_path / "ledger.toml"
+    ledger.write_text(ENTRY)
+    run = run_pytest("-n", "2", "-q", "--impl", "kernels", "--lane", "interpreter", "--expectations", str(ledger))
+    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert run.output.count("ERROR: suites/expectations.toml: matches no test") == 1
+    assert "INTERNALERROR" not in run.output
+
+
+@pytest.mark.parametrize("lane", ["interpreter", "compile"])
+def test_the_ledger_fits_a_run_of_one_lane(run_pytest: Callable[..., Run], lane: str) -> None:
+    """Entries about tests that another lane runs are no complaint."""
+    assert run_pytest("--collect-only", "-q", "--lane", lane).code == 0
+
+
 def test_a_missing_vllm_is_one_sentence(run_pytest: Callable[..., Run], tmp_path: Path) -> None:
     """It says how to install it, and how to do without."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['vllm'] = None\n")
