@@ -52,8 +52,8 @@ def mla_decode(
             element on the device (whose value is not checked). Ignored for another cache dtype
             (vllm-project/vllm#37054).
         num_splits: Slices that a row's tokens are cut into and attended in parallel, 1 or more. None chooses from the
-            shapes and the GPU. For a given count a row's bits depend on nothing but that row; another count changes
-            the rounding only.
+            shapes and the GPU. For a given count a row's bits do not depend on the other rows; another count
+            changes the rounding only.
         out: Where to write the output, or None: [batch, heads, kv_lora_rank] in q_nope's dtype or float32. Last stride
             1, others free. Must not overlap an input.
         lse: Where to write the log-sum-exp, or None: [batch, heads] float32, any strides.
@@ -138,7 +138,7 @@ def _launch(
         split_out,
         split_lse,
         softmax_scale * math.log2(math.e),
-        1.0 if scale_on_device else cache_scale,
+        1.0 if scale_on_device else float(cache_scale),
         shape.heads,
         kv_cache.shape[0],
         block_table.shape[1],
