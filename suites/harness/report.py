@@ -183,13 +183,18 @@ class Reporter:
         made = self.config.stash[plan.KEY]
         return {
             "format": 1,
-            "command": shlex.join(["pytest", *sys.argv[1:]]),
+            "command": shlex.join(["pytest", *map(without_folder, sys.argv[1:])]),
             "environment": environment.record(made.lanes),
             "implementations": {impl.name: impl.version() for impl in made.implementations.values()},
             "counts": dict(Counter(r["status"] for r in self.records)),
             "crashed": self.crashed,
             "results": sorted(self.records, key=lambda r: r["test"]),
         }
+
+
+def without_folder(argument: str) -> str:
+    """A command-line argument without the folders of one machine."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def table(records: list[dict[str, Any]], requirements: dict[str, Any]) -> list[str]:
