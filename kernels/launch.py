@@ -110,6 +110,9 @@ DECODE_CONFIGS: dict[tuple[Family, str], tuple[DecodeConfig, ...]] = {
     (SM90, "fp32"): _FP32_CONFIGS,
     (SM90, "fp32_fp8"): _FP32_FP8_CONFIGS,
 }
+# Registers a thread of the split kernel may take, the most there are. Left to itself the assembler spills a few to let
+# one more program fit, although shared memory or the number of programs decides that here.
+MAX_REGISTERS = 255
 MERGE_CONFIG = MergeConfig(block_s=16, block_d=128, num_warps=4)
 
 # CUDA's limit for the second and third axis of a grid.
@@ -180,8 +183,8 @@ def decode_config(
         cache_dtype: ``q_dtype`` or float8_e4m3fn.
         num_heads: Query heads of the call, 1 or more.
         page_size: Tokens a page.
-        rows_regular: Whether every cache row starts on a multiple of 16 bytes and the widths of its latent and rotary
-            parts are powers of two or 0.
+        rows_regular: Whether every cache row starts on a multiple of 16 bytes, its latent part is 256 or 512 wide and
+            its rotary part a power of two or 0.
     """
     allowed = [
         config

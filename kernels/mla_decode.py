@@ -162,6 +162,7 @@ def _launch(
         FINAL=num_splits == 1,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=launch.MAX_REGISTERS,
     )
     if num_splits == 1:
         return
@@ -192,4 +193,4 @@ def _launch(
 
 def _rows_regular(kv_cache: Tensor, kv_lora_rank: int, rope_dim: int) -> bool:
     starts = [kv_cache.data_ptr(), *(stride * kv_cache.element_size() for stride in kv_cache.stride()[:2])]
-    return all(start % 16 == 0 for start in starts) and all(n & (n - 1) == 0 for n in (kv_lora_rank, rope_dim))
+    return all(start % 16 == 0 for start in starts) and kv_lora_rank in (256, 512) and rope_dim in (0, 16, 32, 64)

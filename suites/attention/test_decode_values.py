@@ -18,9 +18,9 @@ DEEPSEEK_V3_SCALE = 0.1352337788608801
 """192**-0.5 * (0.1 ln 40 + 1)**2: YaRN with factor 40 and mscale_all_dim 1."""
 MODELS = {
     "glm-5-tp8": SIZES_512_64.replace(softmax_scale=GLM_5_SCALE),
-    "glm-5-tp1": SIZES_512_64.replace(softmax_scale=GLM_5_SCALE, heads=64),
+    "glm-5-tp1": SIZES_512_64.replace(softmax_scale=GLM_5_SCALE, heads=64, lengths=(20,)),
     "deepseek-v3-tp8": SIZES_512_64.replace(softmax_scale=DEEPSEEK_V3_SCALE, heads=16),
-    "deepseek-v3-tp1": SIZES_512_64.replace(softmax_scale=DEEPSEEK_V3_SCALE, heads=128, lengths=(45,)),
+    "deepseek-v3-tp1": SIZES_512_64.replace(softmax_scale=DEEPSEEK_V3_SCALE, heads=128, lengths=(20,)),
     "glm-4.7-flash": SIZES_512_64.replace(softmax_scale=GLM_5_SCALE, heads=20),
     "glm-5.3-flash-nope": SIZES_512_64.replace(softmax_scale=GLM_5_SCALE, qk_rope_head_dim=0),
 }

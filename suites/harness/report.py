@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections import Counter, defaultdict
@@ -198,26 +199,35 @@ def without_folder(argument: str) -> str:
 
 
 def table(records: list[dict[str, Any]], requirements: dict[str, Any]) -> list[str]:
-    """Lines of the table: requirement group by implementation and lane, each cell the counts by status."""
-    cells: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for r in records:
-        column = f"{r['implementation']} {r['target'] or r['lane']}"
-        for group in {requirements[i].group for i in r["requirements"]}:
-            cells[group, column][r["status"]] += 1
-    groups = [g for g in dict.fromkeys(q.group for q in requirements.values()) if any(k[0] == g for k in cells)]
+    """Lines of the table: requirement groups down, implementations and lanes across, each cell the counts by status.
+
+    What was compiled for absent targets has a table of its own, turned on its side: targets down, groups across.
+    """
+    executed = [r for r in records if not r["target"]]
+    compiled = [r for r in records if r["target"]]
     lines = []
-    for numeric in (True, False):
-        chosen = [r for r in records if bool(r["target"]) != numeric]
-        columns = sorted({f"{r['implementation']} {r['target'] or r['lane']}" for r in chosen})
-        rows = [g for g in groups if any((g, c) in cells for c in columns)]
-        if not columns:
-            continue
-        texts = [["requirement group", *columns]]
-        texts += [[g, *(_cell(cells.get((g, c))) for c in columns)] for g in rows]
-        widths = [max(len(row[i]) for row in texts) for i in range(len(columns) + 1)]
-        lines += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in texts]
-        lines.append("")
+    for chosen, turned in ((executed, False), (compiled, True)):
+        cells: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        for r in chosen:
+            subject = f"{r['implementation']} {r['target'] or r['lane']}"
+            for group in {requirements[i].group for i in r["requirements"]}:
+                cells[group, subject][r["status"]] += 1
+        groups = [g for g in dict.fromkeys(q.group for q in requirements.values()) if any(k[0] == g for k in cells)]
+        subjects = sorted({subject for _, subject in cells}, key=_by_number)
+        corner = "compiled for" if turned else "requirement group"
+        rows = [[corner, *subjects], *([g, *(_cell(cells.get((g, s))) for s in subjects)] for g in groups)]
+        if turned:
+            rows = [list(column) for column in zip(*rows, strict=True)]
+        if cells:
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            lines += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+            lines.append("")
     return lines[:-1]
+
+
+def _by_number(text: str) -> list[int | str]:
+    """Sort key that puts sm_90 before sm_100."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
 def _cell(counts: Counter[str] | None) -> str:
