@@ -79,8 +79,7 @@ _FP8_CONFIGS = (
     DecodeConfig(16, 16, 4, 1, True, 2),
     DecodeConfig(32, 32, 8, 1, True, 1),
 )
-_FP32_CONFIGS = (DecodeConfig(16, 16, 4, 2, False, 1),)
-_FP32_FP8_CONFIGS = (DecodeConfig(16, 16, 4, 1, False, 1),)
+_FP32_CONFIGS = (DecodeConfig(16, 16, 8, 1, False, 1),)
 _SM100_HALF_CONFIGS = (
     DecodeConfig(16, 32, 4, 3, False, 2),
     DecodeConfig(32, 32, 8, 3, False, 1),
@@ -94,21 +93,18 @@ _SM120_HALF_CONFIGS = (
 )
 
 # By family and by what is multiplied: "half" (bf16 or fp16, cache likewise), "fp8" (e4m3 cache, half-precision query),
-# "fp32" (float32 query and cache), "fp32_fp8" (e4m3 cache, float32 query). Of the configurations that the cache
-# allows, a call takes the first whose head tile holds all its heads, else the last.
+# "fp32" (float32 query, any cache). Of the configurations that the cache allows, a call takes the first whose head tile
+# holds all its heads, else the last.
 DECODE_CONFIGS: dict[tuple[Family, str], tuple[DecodeConfig, ...]] = {
     (SM120, "half"): _SM120_HALF_CONFIGS,
     (SM120, "fp8"): _FP8_CONFIGS,
     (SM120, "fp32"): _FP32_CONFIGS,
-    (SM120, "fp32_fp8"): _FP32_FP8_CONFIGS,
     (SM100, "half"): _SM100_HALF_CONFIGS,
     (SM100, "fp8"): _FP8_CONFIGS,
     (SM100, "fp32"): _FP32_CONFIGS,
-    (SM100, "fp32_fp8"): _FP32_FP8_CONFIGS,
     (SM90, "half"): _SM90_HALF_CONFIGS,
     (SM90, "fp8"): _FP8_CONFIGS,
     (SM90, "fp32"): _FP32_CONFIGS,
-    (SM90, "fp32_fp8"): _FP32_FP8_CONFIGS,
 }
 # Registers a thread of the split kernel may take, the most there are. Left to itself the assembler spills a few to let
 # one more program fit, although shared memory or the number of programs decides that here.
@@ -163,7 +159,7 @@ def supports_fp8_cache(target: GPUTarget | None) -> bool:
 def decode_kind(q_dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
     """Key of the second column of ``DECODE_CONFIGS`` for a query dtype and a cache dtype."""
     if q_dtype == torch.float32:
-        return "fp32_fp8" if cache_dtype == torch.float8_e4m3fn else "fp32"
+        return "fp32"
     return "fp8" if cache_dtype == torch.float8_e4m3fn else "half"
 
 

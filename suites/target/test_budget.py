@@ -43,6 +43,7 @@ PROBLEMS = {
     "fp8-heads=20-page=1": FLOAT8.replace(heads=20, page_size=1),
     "fp8-heads=128-page=16": FLOAT8.replace(heads=128, page_size=16),
     "fp32-heads=16-page=64": FLOAT32,
+    "fp32-heads=16-page=64-latent=320": FLOAT32.replace(kv_lora_rank=320, qk_rope_head_dim=16),
 }
 
 FIXED_SPLITS = BFLOAT16.replace(num_splits=4)
