@@ -78,24 +78,19 @@ def capture(target: Target, *, specialise: bool = True) -> Iterator[Launches]:
     if triton.knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET is set, so kernels are interpreted and not compiled: unset it")
     launches = Launches()
-    compile_only = JITFunction.run
     tune = Autotuner.run
-    touched: set[int] = set()
 
     with ExitStack() as stack:
+        compile_only = stack.enter_context(standing_in(target))
 
         def run(fn: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            if id(fn) not in touched:
-                # The JIT remembers a device's target and its kernels; the stand-in's must not outlive it.
-                stack.enter_context(patch.object(fn, "device_caches", defaultdict(fn.create_binder)))
-                touched.add(id(fn))
             try:
                 kernel = compile_only(fn, *args, grid=grid, warmup=True, **kwargs)
             except Exception as error:
                 launches.failed_function, launches.failure = fn.__name__, error
                 raise
             if not warmup:
-                sizes = grid(_arguments(fn, args, kwargs)) if callable(grid) else grid
+                sizes = grid(bound_arguments(fn, args, kwargs)) if callable(grid) else grid
                 launches.append(Launch(fn.__name__, tuple(sizes), _constants(fn, kernel), kernel))
             return kernel
 
@@ -104,16 +99,36 @@ def capture(target: Target, *, specialise: bool = True) -> Iterator[Launches]:
             with patch.multiple(tuner, cache={}, cache_results=False, _do_bench=_run_once):
                 return tune(tuner, *args, **kwargs)
 
-        previous = driver._active
-        stack.callback(driver.set_active, previous)
-        driver.set_active(StandIn(target))
         stack.enter_context(patch.object(JITFunction, "run", run))
         stack.enter_context(patch.object(Autotuner, "run", run_every_config))
-        for name, answer in _torch_answers(target).items():
-            stack.enter_context(patch.object(torch.cuda, name, answer))
         if not specialise:
             stack.enter_context(patch.object(ASTSource, "__init__", _without_attributes(ASTSource.__init__)))
         yield launches
+
+
+@contextmanager
+def standing_in(target: Target) -> Iterator[Callable[..., Any]]:
+    """Triton and ``torch.cuda`` answer for ``target`` inside.
+
+    Yields:
+        ``JITFunction.run`` for use with ``warmup=True``: it compiles, and forgets afterwards.
+    """
+    compile_only = JITFunction.run
+    touched: set[int] = set()
+    with ExitStack() as stack:
+
+        def run(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(fn) not in touched:
+                # The JIT remembers a device's target and its kernels; the stand-in's must not outlive it.
+                stack.enter_context(patch.object(fn, "device_caches", defaultdict(fn.create_binder)))
+                touched.add(id(fn))
+            return compile_only(fn, *args, **kwargs)
+
+        stack.callback(driver.set_active, driver._active)
+        driver.set_active(StandIn(target))
+        for name, answer in _torch_answers(target).items():
+            stack.enter_context(patch.object(torch.cuda, name, answer))
+        yield run
 
 
 class StandIn(DriverBase):  # type: ignore[misc]
@@ -195,7 +210,7 @@ def _without_attributes(initialise: Callable[..., None]) -> Callable[..., None]:
     return bare
 
 
-def _arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def bound_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The kernel's arguments by name, as a grid given as a function expects them."""
     named = {name: value for name, value in kwargs.items() if name in fn.arg_names}
     bound = fn.signature.bind(*args, **named)

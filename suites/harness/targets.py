@@ -33,6 +33,8 @@ class Target:
 TARGETS = {
     target.name: target
     for target in (
+        Target("sm_80", 80, 166_912, 255, 108, "A100", ("wgmma", "tcgen05")),
+        Target("sm_89", 89, 101_376, 255, 142, "L40S", ("wgmma", "tcgen05")),
         Target("sm_90", 90, 232_448, 255, 132, "H200", ("tcgen05",)),
         Target("sm_100", 100, 232_448, 255, 148, "B200", ("wgmma",)),
         Target("sm_120", 120, 101_376, 255, 188, "RTX PRO 6000", ("wgmma", "tcgen05")),

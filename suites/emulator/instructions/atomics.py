@@ -1,0 +1,83 @@
+"""Atomic operations (PTX ISA, 9.7.13.5 atom, 9.7.13.7 red), lane after lane in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mla_conformance.suites.emulator import floats
+from mla_conformance.suites.emulator.builder import Builder, Step
+from mla_conformance.suites.emulator.instructions.registry import instruction
+from mla_conformance.suites.emulator.ptx import Instruction
+from mla_conformance.suites.emulator.types import PACKED, Array, Mask, dtype_of, is_float
+
+_KNOWN = {"global", "shared", "shared:cta", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "noftz"}
+_OPERATIONS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
+
+
+@instruction("atom", "red")
+def atomic(builder: Builder, ins: Instruction) -> Step:
+    """``atom{.sem}{.scope}.space.op.type d, [a], b{, c}``; ``red`` without a result."""
+    operation = next((part for part in ins.parts if part in _OPERATIONS), "")
+    if not operation or any(part not in _KNOWN and part != operation for part in ins.parts[1:-1]):
+        raise builder.unsupported()
+    type_ = ins.parts[-1]
+    operands = ins.operands if ins.parts[0] == "atom" else ("_", *ins.operands)
+    target = builder.destination(operands[0], type_)
+    address = builder.address(operands[1])
+    width = 2 if type_ in PACKED else 1
+    sources = [builder.lanes(text, type_).reshape(builder.machine.lanes, width) for text in operands[2:]]
+    update = _update(builder, operation, type_)
+    dtype, machine = dtype_of(type_), builder.machine
+    before = target.reshape(machine.lanes, width)
+    size = dtype.itemsize * width
+
+    def apply(rows: Array, index: Array, lanes: Array) -> None:
+        for row, lane in zip(index, lanes, strict=True):
+            old = rows[row].copy()
+            rows[row] = update(old, *(source[lane] for source in sources))
+            before[lane] = old
+
+    def in_shared(mask: Mask) -> None:
+        pattern = machine.shared.pattern(ins, address.base, address.offset, size, mask)
+        machine.shared.atomic(pattern)
+        apply(machine.shared.rows(dtype.str[1:], width), pattern.rows, pattern.lanes)
+
+    def in_global(mask: Mask) -> None:
+        lanes = machine.active(mask)
+        addresses = np.broadcast_to(address.base, machine.lanes)[lanes].astype("u8") + np.uint64(address.offset % 2**64)
+        for region, chosen, offsets in machine.memory.parts(ins, addresses, size, lanes):
+            if region.base % size:
+                raise builder.unsupported("a tensor whose storage is not aligned to its elements")
+            apply(region.rows(dtype.str[1:], width), offsets // size, lanes[chosen])
+
+    return in_shared if any(part.startswith("shared") for part in ins.parts) else in_global
+
+
+def _update(builder: Builder, operation: str, type_: str) -> Callable[..., Any]:
+    kind = PACKED.get(type_, type_)
+    if operation == "exch":
+        return lambda old, b: b
+    if operation == "cas":
+        return lambda old, b, c: np.where(old == b, c, old)
+    if operation == "inc":
+        return lambda old, b: np.where(old >= b, 0, old + 1)
+    if operation == "dec":
+        return lambda old, b: np.where((old == 0) | (old > b), b, old - 1)
+    if is_float(kind):
+        if operation == "add":
+            return lambda old, b: floats.add(old, b, kind)
+        if operation in ("min", "max"):
+            of_two = floats.minimum if operation == "min" else floats.maximum
+            return lambda old, b: of_two(old, b, kind)
+        raise builder.unsupported()
+    return {
+        "add": np.add,
+        "min": np.minimum,
+        "max": np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }[operation]

@@ -1,0 +1,181 @@
+"""Warp-wide instructions: shuffles, votes, reductions, election (PTX ISA, 9.7.9.6 and 9.7.13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mla_conformance.suites.emulator.accesses import WARP
+from mla_conformance.suites.emulator.builder import Builder, Step
+from mla_conformance.suites.emulator.findings import Kind
+from mla_conformance.suites.emulator.instructions.registry import instruction
+from mla_conformance.suites.emulator.ptx import Instruction
+from mla_conformance.suites.emulator.types import Array, Mask
+
+
+def _members(builder: Builder, text: str) -> Array | None:
+    """The lanes of a membermask; None for all of every warp."""
+    value = builder.source(text, "u32")
+    if value.ndim == 0:
+        if int(value) == 0xFFFFFFFF:
+            return None
+        return ((int(value) >> builder.machine.lane_in_warp) & 1).astype(bool)
+    raise builder.unsupported("a membermask in a register")
+
+
+@instruction("shfl")
+def shuffle(builder: Builder, ins: Instruction) -> Step:
+    """``shfl.sync.mode.b32 d{|p}, a, b, c, membermask``."""
+    if ins.parts[1] != "sync" or ins.parts[2] not in ("idx", "bfly", "up", "down"):
+        raise builder.unsupported()
+    targets = ins.operands[0].split("|")
+    target = builder.destination(targets[0], "b32")
+    inside = builder.destination(targets[1], "pred") if len(targets) > 1 else None
+    value = builder.lanes(ins.operands[1], "b32")
+    amount, clamp = (builder.source(text, "u32").astype("i8") if text[0].isdigit() else builder.source(text, "u32") for text in ins.operands[2:4])
+    members = _members(builder, ins.operands[4])
+    machine = builder.machine
+    lane, mode = machine.lane_in_warp, ins.parts[2]
+    first = np.arange(machine.lanes) - lane
+    constant = amount.ndim == 0 and clamp.ndim == 0
+    fixed = _shuffled(mode, lane, amount, clamp) if constant else None
+
+    def step(mask: Mask) -> None:
+        source, valid = fixed if fixed is not None else _shuffled(mode, lane, amount, clamp)
+        source = first + source
+        if mask is not True:
+            machine.whole_warps(ins, mask, members)
+            lost = mask & valid & ~mask[source]
+            if lost.any():
+                detail = f"{machine.thread(int(np.flatnonzero(lost)[0]))} reads from a lane that does not execute it"
+                machine.findings.add(Kind.DIVERGED, ins, int(lost.sum()), detail)
+        taken = value.take(source)
+        np.copyto(target, taken, where=mask)
+        if inside is not None:
+            np.copyto(inside, valid, where=mask)
+
+    return step
+
+
+def _shuffled(mode: str, lane: Array, amount: Array, clamp: Array) -> tuple[Array, Array]:
+    """The source lane within the warp, and whether it is in range; else a lane reads itself."""
+    b = amount.astype("i8") & 31
+    bound, segment = clamp.astype("i8") & 31, (clamp.astype("i8") >> 8) & 31
+    low, high = lane & segment, (lane & segment) | (bound & ~segment)
+    if mode == "up":
+        source = lane - b
+        valid = source >= high
+    elif mode == "down":
+        source = lane + b
+        valid = source <= high
+    elif mode == "bfly":
+        source = lane ^ b
+        valid = source <= high
+    else:
+        source = low | (b & ~segment)
+        valid = source <= high
+    return np.where(valid, source, lane), np.broadcast_to(valid, lane.shape)
+
+
+@instruction("vote")
+def vote(builder: Builder, ins: Instruction) -> Step:
+    """``vote.sync.all|any|uni.pred`` and ``.ballot.b32``; lanes that do not execute it do not count."""
+    if ins.parts[1] != "sync":
+        raise builder.unsupported()
+    mode = ins.parts[2]
+    target = builder.destination(ins.operands[0], ins.parts[3])
+    text = ins.operands[1]
+    predicate, negated = builder.lanes(text.lstrip("!"), "pred"), text.startswith("!")
+    members = _members(builder, ins.operands[2])
+    machine = builder.machine
+
+    def step(mask: Mask) -> None:
+        if mask is not True:
+            machine.whole_warps(ins, mask, members)
+        taking = np.ones(machine.lanes, bool) if mask is True else mask
+        yes = ((~predicate if negated else predicate) & taking).reshape(-1, WARP)
+        no = ((predicate if negated else ~predicate) & taking).reshape(-1, WARP)
+        if mode == "ballot":
+            found: Any = (yes.astype("u4") << np.arange(WARP, dtype="u4")).sum(1, dtype="u4")
+        elif mode == "any":
+            found = yes.any(1)
+        elif mode == "all":
+            found = ~no.any(1)
+        else:
+            found = ~(yes.any(1) & no.any(1))
+        np.copyto(target, np.repeat(found, WARP), where=mask)
+
+    if mode not in ("ballot", "any", "all", "uni"):
+        raise builder.unsupported()
+    return step
+
+
+@instruction("redux")
+def reduce(builder: Builder, ins: Instruction) -> Step:
+    """``redux.sync.op``: add, min, max of integers, and, or, xor; min and max of f32 (sm_100) are refused."""
+    functions = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
+    function = functions.get(ins.parts[2], np.bitwise_xor if ins.parts[2] == "xor" else None)
+    type_ = ins.parts[-1]
+    if function is None or type_ not in ("s32", "u32", "b32"):
+        raise builder.unsupported()
+    target, value = builder.destination(ins.operands[0], type_), builder.lanes(ins.operands[1], type_)
+    members = _members(builder, ins.operands[2])
+    machine = builder.machine
+
+    def step(mask: Mask) -> None:
+        if members is not None or (mask is not True and machine.whole_warps(ins, mask).sum() * WARP != mask.sum()):
+            raise builder.unsupported("lanes of a warp missing")
+        found = function.reduce(value.reshape(-1, WARP), axis=1, dtype=value.dtype)
+        np.copyto(target, np.repeat(found, WARP), where=mask)
+
+    return step
+
+
+@instruction("match")
+def match(builder: Builder, ins: Instruction) -> Step:
+    """``match.any.sync``: which lanes of the warp hold the same value."""
+    if ins.parts[1:3] != ("any", "sync"):
+        raise builder.unsupported()
+    target, value = builder.destination(ins.operands[0], "b32"), builder.lanes(ins.operands[1], ins.parts[-1])
+    machine = builder.machine
+
+    def step(mask: Mask) -> None:
+        lanes = value.reshape(-1, WARP)
+        equal = lanes[:, :, None] == lanes[:, None, :]
+        if mask is not True:
+            equal &= mask.reshape(-1, 1, WARP)
+        found = (equal.astype("u4") << np.arange(WARP, dtype="u4")).sum(2, dtype="u4")
+        np.copyto(target, found.ravel(), where=mask)
+
+    return step
+
+
+@instruction("activemask")
+def active_mask(builder: Builder, ins: Instruction) -> Step:
+    """The lanes of the warp that execute it together."""
+    target = builder.destination(ins.operands[0], "b32")
+    machine = builder.machine
+
+    def step(mask: Mask) -> None:
+        taking = np.ones(machine.lanes, bool) if mask is True else mask
+        found = (taking.reshape(-1, WARP).astype("u4") << np.arange(WARP, dtype="u4")).sum(1, dtype="u4")
+        np.copyto(target, np.repeat(found, WARP), where=mask)
+
+    return step
+
+
+@instruction("elect")
+def elect(builder: Builder, ins: Instruction) -> Step:
+    """``elect.sync d|p, membermask``: the lowest executing lane of each warp."""
+    number, chosen = ins.operands[0].split("|")
+    leader_out, elected = builder.destination(number, "b32"), builder.destination(chosen, "pred")
+    machine = builder.machine
+
+    def step(mask: Mask) -> None:
+        taking = np.ones(machine.lanes, bool) if mask is True else mask
+        leader = np.repeat(taking.reshape(-1, WARP).argmax(1), WARP)
+        np.copyto(leader_out, leader.astype("u4"), where=mask)
+        np.copyto(elected, machine.lane_in_warp == leader, where=mask)
+
+    return step
