@@ -32,11 +32,14 @@ class Pattern:
         low, high: bytes [low, high) of a CTA's shared memory that hold all of it.
         serial: a number of its own.
         initialised_in: the batch in which all its cells were last seen initialised.
+        repeated: whether two lanes touch one cell.
+        clean: states of the logs with which it was found to have no conflict.
         relations: by another pattern's serial, how the two overlap.
     """
 
     instruction: Instruction
     address: Array
+    lead: int
     mask: Mask
     lanes: Array
     rows: Array
@@ -47,17 +50,10 @@ class Pattern:
     low: int
     high: int
     serial: int
+    repeated: bool
     initialised_in: int = -1
     relations: dict[int, Relation | None] = field(default_factory=dict)
-
-    @property
-    def repeated(self) -> bool:
-        """Whether two lanes touch one cell."""
-        return bool((self.first != self.last).any())
-
-    def without(self, lanes: Array) -> Array:
-        """Which of its lanes are not among ``lanes`` (a mask over the batch)."""
-        return np.flatnonzero(~lanes[self.lanes])
+    clean: set[tuple[int | None, ...]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -94,11 +90,12 @@ class Patterns:
 
     def find(self, instruction: Instruction, address: Array, mask: Mask) -> Pattern | None:
         """The pattern that this instruction made from equal addresses and an equal mask, if it is kept."""
+        lead = address.item(0)
         for pattern in self._by_line.get(instruction.line, ()):
             if (
-                (pattern.mask is mask or (mask is not True and pattern.mask is not True and np.array_equal(pattern.mask, mask)))
-                and pattern.address.flat[0] == address.flat[0]
-                and np.array_equal(pattern.address, address)
+                pattern.lead == lead
+                and (pattern.mask is mask or not (pattern.mask is True or mask is True or (pattern.mask != mask).any()))
+                and (pattern.address == address).all()
             ):
                 return pattern
         return None
@@ -116,25 +113,30 @@ class Patterns:
             base: [n] byte offset of their CTA in the batch's shared memory.
         """
         per = size // self.grain
+        assert per, (size, self.grain)
         flat = ((starts + base) // self.grain)[:, None] + np.arange(per)
         owner = np.repeat(lanes, per)
         order = np.lexsort((owner, flat.ravel()))
         sorted_cells, sorted_owner = flat.ravel()[order], owner[order]
         cells, where = np.unique(sorted_cells, return_index=True)
         ends = np.append(where[1:], len(sorted_cells)) - 1
+        first = sorted_owner[where] if len(cells) else cells
+        last = sorted_owner[ends] if len(cells) else cells
         made = Pattern(
             instruction=instruction,
             address=address.copy(),
+            lead=address.item(0),
             mask=mask if mask is True else mask.copy(),
             lanes=lanes,
             rows=(starts + base) // size,
             size=size,
             cells=cells,
-            first=sorted_owner[where] if len(cells) else cells,
-            last=sorted_owner[ends] if len(cells) else cells,
+            first=first,
+            last=last,
             low=int(starts.min()) if len(starts) else 0,
             high=int(starts.max()) + size if len(starts) else 0,
             serial=self._next,
+            repeated=bool((first != last).any()),
         )
         self._next += 1
         kept = self._by_line.setdefault(instruction.line, [])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mla_conformance.suites.emulator.machine import Machine
 
 Step: TypeAlias = Callable[[Mask], None]
+PARAMETER_ALIGNMENT = 128
 _ADDRESS = re.compile(r"\[\s*([%\w$.]+)\s*(?:([+-])\s*(-?\w+))?\s*\]$")
 _NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+)[uU]?$")
 
@@ -49,9 +50,23 @@ class Builder:
         self.machine = machine
         self.registers: dict[str, Array] = {}
         self.parameters = {p.name: np.zeros(p.count, dtype_of(p.type)) for p in entry.parameters}
+        self._place_arrays()
         self.instruction = Instruction("", "", ())
         self.read: set[str] = set()
         self.written: set[str] = set()
+
+    def _place_arrays(self) -> None:
+        """Arrays are passed by value and have addresses, side by side: a tensor map is one."""
+        names = [parameter.name for parameter in self.entry.parameters if parameter.count > 1]
+        sizes = [-(-self.parameters[name].nbytes // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT for name in names]
+        if not names:
+            return
+        data = np.zeros(sum(sizes), "u1")
+        for name, size, end in zip(names, sizes, np.cumsum(sizes).tolist(), strict=True):
+            array = self.parameters[name]
+            self.parameters[name] = data[end - size : end - size + array.nbytes].view(array.dtype)
+            self.machine.addresses[name] = end - size
+        self.machine.parameter_base = self.machine.memory.map_bytes(data, "the kernel's parameters")
 
     def start(self, instruction: Instruction) -> None:
         """Turn to the next instruction."""
@@ -94,6 +109,10 @@ class Builder:
             return special.astype(dtype_of(type_)) if special.dtype.itemsize != dtype_of(type_).itemsize else special
         if text in self.entry.variables:
             return np.array(self.machine.address_of(self.entry.variables[text]), "u8").astype(dtype_of(type_))
+        if text in self.parameters:
+            if text not in self.machine.addresses:
+                raise self.unsupported("the address of a scalar parameter")
+            return np.array(self.machine.addresses[text], "u8").astype(dtype_of(type_))
         if text.startswith("%") and self.entry.register_type(text) is None:
             raise self.unsupported(f"special register {text}")
         self.read.add(text)

@@ -14,6 +14,7 @@ import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
+from mla_conformance.suites.emulator.descriptors import global_scratch, kernel_arguments
 from mla_conformance.suites.emulator.execution import BUDGET, run_ptx
 from mla_conformance.suites.emulator.findings import Finding, Kind
 from mla_conformance.suites.emulator.ptx_only import without_assembler
@@ -106,9 +107,9 @@ def emulate(target: str = "sm_120", *, check: bool = True, budget: int = BUDGET)
 def _run(
     made: Emulation, name: str, kernel: Any, grid: tuple[int, ...], bound: dict[str, Any], check: bool, budget: int
 ) -> None:
-    arguments = [bound[name] for name, type_ in kernel.src.signature.items() if type_ != "constexpr"]
+    arguments = kernel_arguments(kernel, bound)
     shared = kernel.metadata.shared
-    scratch = [0, 0]
+    scratch = [global_scratch(kernel, int(np.prod(grid))), 0]
     ran = run_ptx(
         kernel.asm["ptx"],
         grid,

@@ -17,6 +17,7 @@ from mla_conformance.suites.emulator.machine import Machine
 from mla_conformance.suites.emulator.program import Program
 from mla_conformance.suites.emulator.ptx import Entry, parse
 from mla_conformance.suites.emulator.shared import ROW, SharedMemory
+from mla_conformance.suites.emulator.tensormaps import HostTensorMap
 from mla_conformance.suites.emulator.types import Array, dtype_of
 
 LANES = 2048
@@ -25,6 +26,8 @@ BUDGET = 50_000_000
 """Instructions of a batch after which a run is given up."""
 MAX_CTAS = 1 << 31
 _KEPT = 64
+_SMALL = {"mbarrier": 8, "tensormap": 4}
+"""Bytes of the smallest access of instructions that touch shared memory besides loads, stores and copies."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ def run_ptx(
         ptx: the text, as ``compiled_kernel.asm["ptx"]`` of Triton has it.
         grid: one to three numbers of CTAs.
         arguments: one for each ``.param``: CPU torch tensors (passed as pointers, written in place), integers,
-            floats. Triton adds two scratch pointers to what a kernel declares; pass 0 for them.
+            floats, a :class:`~mla_conformance.suites.emulator.tensormaps.HostTensorMap` for a tensor map passed by
+            value. Triton adds two scratch pointers to what a kernel declares; pass 0 for them.
         shared_bytes: dynamic shared memory of a CTA.
         threads: threads of a CTA, where the text has no ``.reqntid``.
         check: False leaves out the records of races and uninitialised reads; bounds are always checked.
@@ -89,8 +93,8 @@ class Kernel:
             if variable.initial is not None:
                 data = np.frombuffer(bytearray(variable.initial), np.uint8)
                 addresses[variable.name] = self.machine.memory.map_bytes(data, f"variable {variable.name}")
-        self._constants = len(self.machine.memory)
         self.program = Program(entry, self.machine)
+        self._constants = len(self.machine.memory)
 
     def launch(self, grid: tuple[int, int, int], arguments: Sequence[Any], budget: int = BUDGET) -> Run:
         """Run every CTA of the grid."""
@@ -121,6 +125,8 @@ class Kernel:
                 if value.device.type != "cpu":
                     raise PTXError(f"argument {parameter.name}: a tensor on {value.device}; the emulator needs CPU tensors")
                 value = self.machine.memory.map_tensor(value)
+            elif isinstance(value, HostTensorMap):
+                value = value.encoded(self.machine.memory.map_tensor(value.base))
             place[...] = _as_parameter(value, parameter.type, parameter.count)
 
 
@@ -196,10 +202,12 @@ def _grain(entry: Entry) -> int:
     sizes = [ROW]
     for ins in (ins for block in entry.blocks for ins in block):
         parts = ins.parts
+        if parts[0] in _SMALL:
+            sizes.append(_SMALL[parts[0]])
         if parts[0] in ("ld", "st", "atom", "red") and not {"global", "param", "local", "const"} & set(parts):
             vector = next((int(part[1]) for part in parts if part in ("v2", "v4", "v8")), 1)
             packed = 2 if parts[-1].endswith("x2") else 1
             sizes.append(dtype_of(parts[-1]).itemsize * vector * packed)
-        if parts[:2] == ("cp", "async") and len(ins.operands) > 2:
-            sizes.append(int(ins.operands[2], 0) if ins.operands[2].isdigit() else ROW)
+        if parts[:2] == ("cp", "async") and "bulk" not in parts and len(ins.operands) > 2:
+            sizes.append(int(ins.operands[2], 0))
     return min(sizes)

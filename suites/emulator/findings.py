@@ -68,6 +68,7 @@ class Findings:
 
     def __init__(self) -> None:
         self._found: dict[tuple[Kind, int], Finding] = {}
+        self.total = 0
         self.thread: Callable[[int], str] = "lane {}".format
         """How a lane of the batch is called in messages."""
 
@@ -80,6 +81,7 @@ class Findings:
             source = instruction.source if instruction else ""
             found = self._found[kind, line] = Finding(kind, line, text, source, detail)
         found.count += count
+        self.total += count
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self._found.values())

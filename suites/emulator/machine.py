@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mla_conformance.suites.emulator.accesses import WARP
+from mla_conformance.suites.emulator.bulk import BulkCopies
 from mla_conformance.suites.emulator.copies import CopyGroups
 from mla_conformance.suites.emulator.errors import EmulationStopped
 from mla_conformance.suites.emulator.findings import Findings, Kind
+from mla_conformance.suites.emulator.mbarriers import MBarriers
 from mla_conformance.suites.emulator.memory import GlobalMemory
 from mla_conformance.suites.emulator.ptx import Instruction, Variable
 from mla_conformance.suites.emulator.shared import SharedMemory
@@ -61,11 +63,16 @@ class Machine:
         self.cta_of_lane = np.arange(self.lanes) // threads
         self.cta_number = np.zeros(self.lanes, "i4")
         self.live = np.ones(self.lanes, bool)
+        self.carry = np.zeros(self.lanes, bool)
         self.special = self._special()
         self.local = np.zeros(0, "u1")
         self.addresses: dict[str, int] = {}
+        self.parameter_base = 0
+        """Generic address of the space of parameters."""
         self.copy_groups = CopyGroups(self)
-        self.unwritten: list[Array] = []
+        self.mbarriers = MBarriers(self)
+        self.bulk = shared.bulk = BulkCopies(self)
+        self.undefined: list[Array] = []
         self.waiting: list[Waiting] = []
         self.instructions = 0
         findings.thread = self.thread
@@ -150,12 +157,14 @@ class Machine:
         self.live[:] = everyone
         self.shared.start()
         self.copy_groups.start()
+        self.mbarriers.start()
+        self.bulk.start()
         self.waiting.clear()
         self.local[:] = 0xFF
-        for written in self.unwritten:
-            written[:] = False
+        for shadow in self.undefined:
+            shadow[:] = True
         todo: dict[int, Mask] = {0: everyone}
-        while todo or self.waiting:
+        while todo or self.waiting or self.mbarriers.parked:
             if not todo:
                 self._release(todo, stuck=True)
                 continue
@@ -169,9 +178,10 @@ class Machine:
                 raise EmulationStopped(f"more than {budget} instructions: a loop that does not end? (the budget option raises this)")
             for target, lanes in block.leave(mask):
                 self._add(todo, target, lanes)
-            if self.waiting:
+            if self.waiting or self.mbarriers.parked:
                 self._release(todo)
         self.copy_groups.finish()
+        self.bulk.finish()
 
     def _add(self, todo: dict[int, Mask], block: int, lanes: Mask) -> None:
         if lanes is not True:
@@ -199,7 +209,7 @@ class Machine:
 
     def _release(self, todo: dict[int, Mask], *, stuck: bool = False) -> None:
         """Let those CTAs go on of which enough threads wait at one barrier; all, with a report, if nobody can."""
-        freed = False
+        freed = self.mbarriers.release(todo, self._add)
         for barrier in {entry.barrier for entry in self.waiting}:
             entries = [entry for entry in self.waiting if entry.barrier == barrier]
             here = np.logical_or.reduce([entry.mask for entry in entries]).reshape(self.ctas, self.threads)
@@ -214,7 +224,7 @@ class Machine:
             self._missed(entries[0], complete)
             self.shared.barrier(True if complete.all() else lanes)
             self._free(todo, entries, lanes)
-        if stuck and not freed:
+        if stuck and not freed and not self.mbarriers.give_up(todo, self._add):
             entry = self.waiting[0]
             detail = f"{self.thread(int(np.flatnonzero(entry.mask)[0]))} waits for ever: too few threads come"
             self.findings.add(Kind.BARRIER, entry.instruction, int(entry.mask.sum()), detail)

@@ -145,6 +145,11 @@ class GlobalMemory:
             return
         yield from self._scattered(instruction, addresses, size, lanes)
 
+    def region_at(self, address: int) -> Region | None:
+        """The region that holds the byte at an address, or None."""
+        region = self._at(address)
+        return region if region is not None and address < region.end else None
+
     def _at(self, address: int) -> Region | None:
         place = bisect.bisect(self._bases, address) - 1
         return self._regions[place] if place >= 0 else None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from mla_conformance.suites.emulator.builder import Builder, Step
 from mla_conformance.suites.emulator.errors import PTXError
-from mla_conformance.suites.emulator.findings import Kind
 from mla_conformance.suites.emulator.instructions import matrix
 from mla_conformance.suites.emulator.instructions.registry import translate
 from mla_conformance.suites.emulator.machine import ALL_THREADS, Machine
-from mla_conformance.suites.emulator.ptx import Entry, Instruction
-from mla_conformance.suites.emulator.types import Array, Mask
+from mla_conformance.suites.emulator.ptx import WAITS, Entry, Instruction
+from mla_conformance.suites.emulator.types import Mask
+from mla_conformance.suites.emulator.undefined import Flow, Part, watch
 
 Exits = list[tuple[int, Mask]]
 _JUMPS = ("bra", "ret", "exit")
@@ -29,27 +29,6 @@ class Block:
     leave: Callable[[Mask], Exits]
 
 
-@dataclass
-class _Flow:
-    """What one instruction reads and writes, for the search for uninitialised registers."""
-
-    instruction: Instruction
-    read: set[str]
-    written: set[str]
-    step: Step | None = None
-    checks: list[Step] = field(default_factory=list)
-
-    def uses(self) -> set[str]:
-        """What it reads, its guard included."""
-        return self.read if self.instruction.guard is None else self.read | {self.instruction.guard}
-
-
-@dataclass
-class _Part:
-    flows: list[_Flow] = field(default_factory=list)
-    successors: list[int] = field(default_factory=list)
-
-
 class Program:
     """An entry, ready to run on ``machine``.
 
@@ -62,30 +41,29 @@ class Program:
         self.entry, self.machine = entry, machine
         self.builder = Builder(entry, machine)
         parts = [self._translate(number) for number in range(len(entry.blocks))]
-        for suspect in _never_surely_written(parts):
-            self._watch(suspect, parts)
+        watch(parts, self.builder)
         self.blocks = [
             Block([step for flow in part.flows for step in self._steps(flow)], self._leaving(number))
             for number, part in enumerate(parts)
         ]
 
-    def _steps(self, flow: _Flow) -> list[Step]:
+    def _steps(self, flow: Flow) -> list[Step]:
         return flow.checks + ([] if flow.step is None else [self._guarded(flow.step, flow.instruction)])
 
-    def _translate(self, number: int) -> _Part:
-        part = _Part()
+    def _translate(self, number: int) -> Part:
+        part = Part()
         instructions = self.entry.blocks[number]
         for group in matrix.runs(instructions):
             for one in group[:-1]:
                 # The steps of a run are made together; each still counts what it reads and writes.
                 translate(self.builder, one)
-                part.flows.append(_Flow(one, self.builder.read, self.builder.written))
+                part.flows.append(Flow(one, self.builder.read, self.builder.written))
             last = group[-1]
             if last.parts[0] in _JUMPS or self._is_barrier(last):
-                part.flows.append(_Flow(last, set(), set()))
+                part.flows.append(Flow(last, set(), set()))
                 continue
             step = translate(self.builder, last)
-            flow = _Flow(last, self.builder.read, self.builder.written)
+            flow = Flow(last, self.builder.read, self.builder.written)
             flow.step = matrix.run(self.builder, group) if len(group) > 1 else step
             part.flows.append(flow)
         part.successors = self._successors(number)
@@ -136,6 +114,8 @@ class Program:
         if last is None or (last.parts[0] not in _JUMPS and not self._is_barrier(last)):
             if following == end:
                 return self._ending(None)
+            if last is not None and last.opcode.startswith(WAITS):
+                return self.machine.mbarriers.leaving(last, following)
             return lambda mask: [(following, mask)]
         if self._is_barrier(last):
             return self._barrier(last, following)
@@ -210,82 +190,3 @@ class Program:
             return []
 
         return leave
-
-    # ---- registers that are read before they are written
-
-    def _watch(self, name: str, parts: list[_Part]) -> None:
-        """Track for each lane whether ``name`` was written, and report a use before that."""
-        written = np.zeros(self.machine.lanes, bool)
-        self.machine.unwritten.append(written)
-        for part in parts:
-            for flow in part.flows:
-                check = self._check(flow.instruction, name, written)
-                if name == flow.instruction.guard:
-                    flow.checks.append(check)
-                if flow.step is not None and (name in flow.read or name in flow.written):
-                    flow.step = _watched(flow.step, check if name in flow.read else None, name in flow.written, written)
-
-    def _check(self, instruction: Instruction, name: str, written: Array) -> Step:
-        findings, thread = self.machine.findings, self.machine.thread
-
-        def check(mask: Mask) -> None:
-            if written.all():
-                return
-            found = np.flatnonzero(~written if mask is True else mask & ~written)
-            if len(found):
-                detail = f"{thread(int(found[0]))} never wrote {name}"
-                findings.add(Kind.UNINITIALISED_REGISTER, instruction, len(found), detail)
-
-        return check
-
-
-def _watched(step: Step, check: Step | None, writes: bool, written: Array) -> Step:
-    def watched(mask: Mask) -> None:
-        if check is not None:
-            check(mask)
-        step(mask)
-        if writes:
-            written[...] = True if mask is True else written | mask
-
-    return watched
-
-
-def _never_surely_written(parts: list[_Part]) -> Iterator[str]:
-    """Registers that some path reads before it has written them unguarded: definite assignment, by fixed point."""
-    names = sorted({name for part in parts for flow in part.flows for name in flow.uses() | flow.written})
-    bit = {name: 1 << index for index, name in enumerate(names)}
-    everything = (1 << len(names)) - 1
-    made = []
-    for part in parts:
-        surely = 0
-        for flow in part.flows:
-            if flow.instruction.guard is None:
-                for name in flow.written:
-                    surely |= bit[name]
-        made.append(surely)
-    at_entry = [everything] * len(parts)
-    at_entry[0] = 0
-    work = [0]
-    while work:
-        number = work.pop()
-        leaving = at_entry[number] | made[number]
-        for successor in parts[number].successors:
-            if successor < len(parts) and at_entry[successor] & leaving != at_entry[successor]:
-                at_entry[successor] &= leaving
-                work.append(successor)
-    visited = {0}
-    stack = [0]
-    while stack:
-        for successor in parts[stack.pop()].successors:
-            if successor < len(parts) and successor not in visited:
-                visited.add(successor)
-                stack.append(successor)
-    suspects: set[str] = set()
-    for number in visited:
-        known = at_entry[number]
-        for flow in parts[number].flows:
-            suspects |= {name for name in flow.uses() if not known & bit[name]}
-            if flow.instruction.guard is None:
-                for name in flow.written:
-                    known |= bit[name]
-    return iter(sorted(suspects))

@@ -7,9 +7,9 @@ Only what compilers emit is accepted; whatever is not understood is refused by n
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from mla_conformance.suites.emulator.errors import PTXError
+from mla_conformance.suites.emulator.errors import PTXError, UnsupportedInstruction
 
 MAX_CHARACTERS = 64 * 2**20
 """Longer texts are refused: no compiler emits them for one kernel."""
@@ -26,7 +26,10 @@ _LABEL = re.compile(r"([$\w]+):(?!:)")
 _GUARDED = re.compile(r"@(!?)([%\w$]+)\s+(.*)")
 _WORD = re.compile(r"[%$A-Za-z_][\w$]*")
 _TERMINATORS = ("bra", "brx", "ret", "exit", "bar", "barrier")
-_IGNORED = (".loc", ".file", ".pragma", ".section", ".branchtargets", ".callprototype", ".attribute")
+WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
+"""Opcodes of the waits that may park their lanes; like barriers they end a block."""
+_CALL_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+([\w$]+)$")
+_IGNORED = (".loc ", ".loc\t", ".file", ".pragma", ".section", ".branchtargets", ".callprototype", ".attribute")
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ class _Parser:
         self.files = {int(m[1]): m[2].rsplit("/", 1)[-1] for line in lines for m in [_FILE.match(line.strip())] if m}
         self.scopes: list[dict[str, str]] = [{}]
         self.scope_number = 0
+        self.path: tuple[int, ...] = ()
+        self.branches: list[tuple[int, int, tuple[int, ...]]] = []
         self.source = ""
         name = _ENTRY.search(lines[start])
         assert name is not None
@@ -140,6 +145,7 @@ class _Parser:
         self._head()
         body = self._signature()
         self._body(body)
+        self._resolve()
         return self.made
 
     def _head(self) -> None:
@@ -149,7 +155,9 @@ class _Parser:
             if line.startswith(".target"):
                 self.made.target = line.split()[1].rstrip(",")
             if line.startswith((".func", ".visible .func")):
-                raise PTXError(f"PTX line {number + 1}: functions besides the entry are not supported: {line}")
+                raise UnsupportedInstruction(
+                    f"PTX line {number + 1}: functions besides the entry are not supported: {line}"
+                )
             self._variable(line)
 
     def _variable(self, statement: str) -> bool:
@@ -224,7 +232,7 @@ class _Parser:
             elif label is not None:
                 if self.made.blocks[-1]:
                     self.made.blocks.append([])
-                self.made.labels[label[1]] = len(self.made.blocks) - 1
+                self.made.labels[self._label(label[1], self.path)] = len(self.made.blocks) - 1
                 text = text[label.end() :].strip()
             elif ";" in text:
                 statement, text = (part.strip() for part in text.split(";", 1))
@@ -239,12 +247,32 @@ class _Parser:
         if brace == "{":
             self.scopes.append({})
             self.scope_number += 1
+            self.path = (*self.path, self.scope_number)
         else:
             self.scopes.pop()
+            self.path = self.path[:-1]
+
+    @staticmethod
+    def _label(name: str, path: tuple[int, ...]) -> str:
+        return f"{name}.{path[-1]}" if path else name
+
+    def _resolve(self) -> None:
+        """A branch in a scope means the innermost label of that name: inline assembly repeats its labels."""
+        for block, index, path in self.branches:
+            branch = self.made.blocks[block][index]
+            names = [self._label(branch.operands[0], path[:depth]) for depth in range(len(path), 0, -1)]
+            found = next((name for name in names if name in self.made.labels), None)
+            if found is not None:
+                self.made.blocks[block][index] = replace(branch, operands=(found, *branch.operands[1:]))
 
     def _statement(self, text: str, line: int) -> None:
         if text.startswith(".reg"):
             self._registers(text, line)
+            return
+        if text.startswith(_IGNORED):
+            return
+        if text.startswith(".param"):
+            self._call_parameter(text, line)
             return
         if text.startswith("."):
             if not self._variable(f"{text};"):
@@ -263,8 +291,20 @@ class _Parser:
             source=self.source,
         )
         self.made.blocks[-1].append(made)
-        if opcode.split(".")[0] in _TERMINATORS and not opcode.startswith("bar.warp"):
+        if opcode.startswith("bra") and self.path:
+            self.branches.append((len(self.made.blocks) - 1, len(self.made.blocks[-1]) - 1, self.path))
+        ends = opcode.split(".")[0] in _TERMINATORS and not opcode.startswith("bar.warp")
+        if ends or opcode.startswith(WAITS):
             self.made.blocks.append([])
+
+    def _call_parameter(self, text: str, line: int) -> None:
+        """A scalar parameter of a call is held like a register of its scope."""
+        declared = _CALL_PARAMETER.match(text)
+        if declared is None:
+            raise UnsupportedInstruction(f"PTX line {line}: a call parameter that is no scalar: {text}")
+        inner = f"{declared[2]}.{self.scope_number}"
+        self.scopes[-1][declared[2]] = inner
+        self.made.registers[inner] = declared[1]
 
     def _registers(self, text: str, line: int) -> None:
         declared = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text)

@@ -10,12 +10,17 @@ empties it; one that some reach closes the entries for those CTAs only.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, ClassVar
+
 import numpy as np
 
 from mla_conformance.suites.emulator.accesses import WARP, Pattern, Patterns, Relation, relation
 from mla_conformance.suites.emulator.findings import Findings, Kind
 from mla_conformance.suites.emulator.ptx import Instruction
 from mla_conformance.suites.emulator.types import Array, Mask
+
+if TYPE_CHECKING:
+    from mla_conformance.suites.emulator.bulk import BulkCopies
 
 ROW = 16
 """The widest access, in bytes."""
@@ -24,23 +29,45 @@ _POISON = 0xFF
 
 
 class Log:
-    """Patterns accessed and not yet ordered; a mask over lanes says for which threads each is still open."""
+    """Patterns accessed and not yet ordered; a mask over lanes says for which threads each is still open.
+
+    Attributes:
+        state: a number that is equal only for equal contents, or None where that is not known. A pattern that was found
+            to conflict with nothing in a state need not be checked against it again.
+    """
+
+    _states: ClassVar[dict[tuple[int, int], int]] = {}
 
     def __init__(self) -> None:
         self.open: dict[int, tuple[Pattern, Mask]] = {}
+        self.state: int | None = 0
 
     def add(self, pattern: Pattern, lanes: Mask = True) -> None:
         """Note an access by those of the pattern's lanes that are in ``lanes``."""
         before = self.open.get(pattern.serial)
-        if lanes is True or before is None:
-            self.open[pattern.serial] = pattern, lanes
-        else:
-            self.open[pattern.serial] = pattern, True if before[1] is True else before[1] | lanes
+        if lanes is True:
+            if before is None or before[1] is not True:
+                self._turn(pattern.serial if before is None else None)
+                self.open[pattern.serial] = pattern, True
+            return
+        self._turn(None)
+        self.open[pattern.serial] = pattern, lanes if before is None else before[1] is True or before[1] | lanes
+
+    def remove(self, pattern: Pattern) -> Mask | None:
+        """Forget a pattern; returns for whom it was open, None if it was not there."""
+        found = self.open.pop(pattern.serial, None)
+        self._turn(~pattern.serial)
+        return None if found is None else found[1]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.open.clear()
+        self.state = 0
 
     def close(self, lanes: Mask) -> None:
         """The threads of ``lanes`` passed a barrier."""
         if lanes is True:
-            self.open.clear()
+            self.clear()
             return
         for serial, (pattern, still) in list(self.open.items()):
             left = ~lanes if still is True else still & ~lanes
@@ -48,6 +75,16 @@ class Log:
                 self.open[serial] = pattern, left
             else:
                 del self.open[serial]
+        self._turn(None)
+
+    def _turn(self, change: int | None) -> None:
+        """Equal changes lead from equal states to equal states; a partial change (None) leads to no known one."""
+        if not self.open and change is None:
+            self.state = 0
+        elif self.state is None or change is None:
+            self.state = None
+        else:
+            self.state = self._states.setdefault((self.state, change), len(self._states) + 1)
 
 
 class SharedMemory:
@@ -74,13 +111,15 @@ class SharedMemory:
         self.pending = Log()
         self.batch = 0
         self._views: dict[tuple[str, int], Array] = {}
+        self.bulk: BulkCopies | None = None
+        """Checks accesses against bulk copies; set by the machine."""
 
     def start(self) -> None:
         """A new batch of CTAs begins: nothing is initialised, nothing is recorded."""
         self.batch += 1
         self.initialised[:] = False
         for log in (*self._ordered_by_cta(), self.pending):
-            log.open.clear()
+            log.clear()
 
     def rows(self, dtype: str, count: int) -> Array:
         """The bytes as rows of ``count`` elements."""
@@ -144,7 +183,10 @@ class SharedMemory:
         """Record an atomic access: in order with other atomics, but not with plain reads and writes."""
         if not self.check:
             return
-        self._check_initialised(pattern)
+        if self.bulk is not None:
+            self.bulk.check(pattern, writes=False)
+        if pattern.initialised_in != self.batch:
+            self._check_initialised(pattern)
         self._check_pending(pattern, Kind.PENDING_WRITE)
         self._check_order(pattern, Kind.WRITE_AFTER_WRITE, self.writes, self.warp_writes)
         self._check_order(pattern, Kind.WRITE_AFTER_READ, self.reads, self.warp_reads)
@@ -168,19 +210,23 @@ class SharedMemory:
         chosen = slice(None) if lanes is True else np.flatnonzero(lanes[pattern.lanes])
         self.rows("u1", pattern.size)[pattern.rows[chosen]] = values[chosen]
         if self.check:
-            before = self.pending.open.pop(pattern.serial, None)
-            left = None if before is None or lanes is True else ~lanes if before[1] is True else before[1] & ~lanes
+            before = self.pending.remove(pattern)
+            left = None if before is None or lanes is True else ~lanes if before is True else before & ~lanes
             if left is not None and left[pattern.lanes].any():
                 self.pending.add(pattern, left)
             self._record_write(pattern, lanes)
 
     def barrier(self, lanes: Mask) -> None:
         """Whole CTAs passed a barrier."""
+        if self.bulk is not None:
+            self.bulk.barrier(lanes)
         for log in self._ordered_by_cta():
             log.close(lanes)
 
     def warp_barrier(self, lanes: Mask) -> None:
         """Whole warps passed ``bar.warp.sync``."""
+        if self.bulk is not None:
+            self.bulk.warp_barrier(lanes)
         for log in (self.warp_writes, self.warp_reads, self.warp_atomics):
             log.close(lanes)
 
@@ -192,33 +238,57 @@ class SharedMemory:
     def _record_write(self, pattern: Pattern, lanes: Mask = True) -> None:
         self.writes.add(pattern, lanes)
         self.warp_writes.add(pattern, lanes)
-        self.initialised[pattern.cells] = True
+        if lanes is not True:
+            self.initialised[pattern.cells] = True
+        elif pattern.initialised_in != self.batch:
+            self._initialise(pattern)
 
     def _check_initialised(self, pattern: Pattern) -> None:
-        if pattern.initialised_in != self.batch:
-            known = self.initialised[pattern.cells]
-            if known.all():
-                pattern.initialised_in = self.batch
-            else:
-                self._report(Kind.UNINITIALISED_SHARED, pattern, pattern.first[~known], pattern.cells[~known], "nothing wrote it")
+        known = self.initialised[pattern.cells]
+        if known.all():
+            pattern.initialised_in = self.batch
+        else:
+            cells = pattern.cells[~known]
+            self._report(Kind.UNINITIALISED_SHARED, pattern, pattern.first[~known], cells, "nothing wrote it")
 
     def _check_read(self, pattern: Pattern) -> None:
-        self._check_initialised(pattern)
-        self._check_pending(pattern, Kind.PENDING_READ)
-        self._check_order(pattern, Kind.READ_AFTER_WRITE, self.atomics, self.warp_atomics)
-        self._check_order(pattern, Kind.READ_AFTER_WRITE, self.writes, self.warp_writes)
+        if self.bulk is not None:
+            self.bulk.check(pattern, writes=False)
+        if pattern.initialised_in != self.batch:
+            self._check_initialised(pattern)
+        states = self.pending.state, self.writes.state, self.atomics.state, self.warp_writes.state, self.warp_atomics.state
+        if states not in pattern.clean:
+            before = self.findings.total
+            self._check_pending(pattern, Kind.PENDING_READ)
+            self._check_order(pattern, Kind.READ_AFTER_WRITE, self.writes, self.warp_writes)
+            self._check_order(pattern, Kind.READ_AFTER_WRITE, self.atomics, self.warp_atomics)
+            self._remember(pattern, states, before)
         self.reads.add(pattern)
         self.warp_reads.add(pattern)
 
     def _check_write(self, pattern: Pattern, *, landed: bool = True) -> None:
-        self._check_pending(pattern, Kind.PENDING_WRITE)
-        self._check_order(pattern, Kind.WRITE_AFTER_WRITE, self.writes, self.warp_writes)
-        self._check_order(pattern, Kind.WRITE_AFTER_READ, self.reads, self.warp_reads)
-        self._check_order(pattern, Kind.WRITE_AFTER_WRITE, self.atomics, self.warp_atomics)
+        if self.bulk is not None:
+            self.bulk.check(pattern, writes=True)
+        states = (self.pending.state, *(log.state for log in self._ordered_by_cta()))
+        if states not in pattern.clean:
+            before = self.findings.total
+            self._check_pending(pattern, Kind.PENDING_WRITE)
+            self._check_order(pattern, Kind.WRITE_AFTER_WRITE, self.writes, self.warp_writes)
+            self._check_order(pattern, Kind.WRITE_AFTER_READ, self.reads, self.warp_reads)
+            self._check_order(pattern, Kind.WRITE_AFTER_WRITE, self.atomics, self.warp_atomics)
+            self._remember(pattern, states, before)
         if landed:
             self._record_write(pattern)
-        else:
-            self.initialised[pattern.cells] = True
+        elif pattern.initialised_in != self.batch:
+            self._initialise(pattern)
+
+    def _remember(self, pattern: Pattern, states: tuple[int | None, ...], before: int) -> None:
+        if None not in states and self.findings.total == before:
+            pattern.clean.add(states)
+
+    def _initialise(self, pattern: Pattern) -> None:
+        self.initialised[pattern.cells] = True
+        pattern.initialised_in = self.batch
 
     def _check_pending(self, pattern: Pattern, kind: Kind) -> None:
         for other, still in self.pending.open.values():

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mla_conformance.suites.harness.problems import MLADecodeProblem
     from mla_conformance.suites.harness.subject import Subject
 
+COMPILED_TARGETS = ["sm_90", "sm_100", "sm_120", "sm_121"]
+"""What the compile lane compiles for if nothing is asked."""
 DEFAULT_IMPLEMENTATIONS = ["reference", "vllm", "kernels"]
 
 
@@ -34,7 +36,8 @@ class Plan:
     lanes: list[Lane]
     implementations: dict[str, Implementation]
     """By the ``--impl`` text that named it."""
-    targets: list[str]
+    asked_targets: list[str]
+    """As ``--target`` names them; none if it was not given."""
     requirements: dict[str, Requirement]
     ledger: list[Expectation]
     problem: MLADecodeProblem | None
@@ -44,7 +47,7 @@ class Plan:
         """Every implementation in the lane that executes kernels."""
         from mla_conformance.suites.harness.subject import Subject
 
-        executing = [lane for lane in self.lanes if lane.executes]
+        executing = [made for lane in self.lanes if lane.executes for made in lane.for_targets(self.asked_targets)]
         return [Subject(impl, lane) for lane in executing for impl in self.implementations.values()]
 
     def compilers(self) -> list[Compiler]:
@@ -57,7 +60,7 @@ class Plan:
             for lane in found
             for spec, impl in self.implementations.items()
             if impl.compiles_kernels
-            for target in self.targets
+            for target in self.asked_targets or COMPILED_TARGETS
         ]
 
     def applies(self, expectation: Expectation, implementation: Implementation, lane: Lane) -> bool:
@@ -82,7 +85,7 @@ def make(config: pytest.Config) -> Plan:
     """
     devices = placement.visible_devices()
     chosen = lanes.choose(config.getoption("--lane") or ["auto"], devices)
-    targets = config.getoption("--target") or list(TARGETS)
+    targets = config.getoption("--target") or []
     for target in targets:
         if target not in TARGETS:
             raise BadUse(f"--target {target}: unknown; use {', '.join(TARGETS)}")

@@ -37,13 +37,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--lane",
         action="append",
         metavar="LANE",
-        help="where to run: auto, interpreter, cuda, proxy, compile; may be repeated (default: auto)",
+        help="where to run: auto, emulate, interpreter, cuda, proxy, compile; may be repeated (default: auto)",
     )
     group.addoption(
         "--target",
         action="append",
         metavar="ARCH",
-        help="target of the compile lane: sm_90, sm_100, sm_120, sm_121; may be repeated (default: all)",
+        help="absent GPU: sm_80, sm_89, sm_90, sm_100, sm_120, sm_121; may be repeated "
+        "(default: sm_120 for the emulate lane, the last four for the compile lane)",
     )
     group.addoption("--problem", metavar="LINE", help="run the selected tests on this problem only")
     group.addoption(

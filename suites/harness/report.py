@@ -148,6 +148,9 @@ class Reporter:
         terminalreporter.section("conformance")
         for line in table(self.records, self.config.stash[plan.KEY].requirements):
             terminalreporter.write_line(line)
+        for lane in self.config.stash[plan.KEY].lanes:
+            if lane.shows:
+                terminalreporter.write_line(f"\n{lane.shows}")
         for line in self._details():
             terminalreporter.write_line(line)
 
@@ -187,6 +190,7 @@ class Reporter:
             "command": shlex.join(["pytest", *map(without_folder, sys.argv[1:])]),
             "environment": environment.record(made.lanes),
             "implementations": {impl.name: impl.version() for impl in made.implementations.values()},
+            "shows": [lane.shows for lane in made.lanes if lane.shows],
             "counts": dict(Counter(r["status"] for r in self.records)),
             "crashed": self.crashed,
             "results": sorted(self.records, key=lambda r: r["test"]),
@@ -203,13 +207,14 @@ def table(records: list[dict[str, Any]], requirements: dict[str, Any]) -> list[s
 
     What was compiled for absent targets has a table of its own, turned on its side: targets down, groups across.
     """
-    executed = [r for r in records if not r["target"]]
-    compiled = [r for r in records if r["target"]]
+    executed = [r for r in records if r["lane"] != "compile"]
+    compiled = [r for r in records if r["lane"] == "compile"]
     lines = []
     for chosen, turned in ((executed, False), (compiled, True)):
         cells: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for r in chosen:
-            subject = f"{r['implementation']} {r['target'] or r['lane']}"
+            lane = "" if turned else r["lane"]
+            subject = " ".join(filter(None, (r["implementation"], lane, r["target"])))
             for group in {requirements[i].group for i in r["requirements"]}:
                 cells[group, subject][r["status"]] += 1
         groups = [g for g in dict.fromkeys(q.group for q in requirements.values()) if any(k[0] == g for k in cells)]

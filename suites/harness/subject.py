@@ -91,10 +91,12 @@ class Subject:
     @property
     def id(self) -> str:
         """How test ids name it."""
-        return f"{self.implementation.name}-{self.lane.name}"
+        return "-".join(filter(None, (self.implementation.name, self.lane.name, self.target_name)))
 
-    target_name = ""
-    """The absent target that it is about; none, since it executes."""
+    @property
+    def target_name(self) -> str:
+        """The absent target that its lane stands in for, or ""."""
+        return self.lane.target
 
     def start_record(self) -> None:
         """Forget the last test."""

@@ -59,10 +59,13 @@ def _issue(builder: Builder, ins: Instruction, groups: CopyGroups) -> Step:
             fetch(data, np.arange(len(lanes)), lanes, size)
         else:
             counts = np.minimum(given[lanes], size)
+            if (counts == size).all():
+                fetch(data, np.arange(len(lanes)), lanes, size)
+                return groups.issue(pattern, data)
             for count in np.unique(counts):
                 rows = np.flatnonzero(counts == count)
                 if count:
                     fetch(data, rows, lanes[rows], int(count))
-        groups.issue(pattern, data)
+        return groups.issue(pattern, data)
 
     return step

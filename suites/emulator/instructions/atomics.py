@@ -13,32 +13,42 @@ from mla_conformance.suites.emulator.instructions.registry import instruction
 from mla_conformance.suites.emulator.ptx import Instruction
 from mla_conformance.suites.emulator.types import PACKED, Array, Mask, dtype_of, is_float
 
-_KNOWN = {"global", "shared", "shared:cta", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "noftz"}
+_KNOWN = {"global", "shared", "shared:cta", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "noftz", "v2", "v4", "v8"}
 _OPERATIONS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 
 
 @instruction("atom", "red")
 def atomic(builder: Builder, ins: Instruction) -> Step:
-    """``atom{.sem}{.scope}.space.op.type d, [a], b{, c}``; ``red`` without a result."""
+    """``atom{.sem}{.scope}.space.op{.vec}.type d, [a], b{, c}``; ``red`` without a result.
+
+    A vector is as many atomic operations, one an element.
+    """
     operation = next((part for part in ins.parts if part in _OPERATIONS), "")
     if not operation or any(part not in _KNOWN and part != operation for part in ins.parts[1:-1]):
         raise builder.unsupported()
     type_ = ins.parts[-1]
     operands = ins.operands if ins.parts[0] == "atom" else ("_", *ins.operands)
-    target = builder.destination(operands[0], type_)
+    count = next((int(part[1]) for part in ins.parts if part in ("v2", "v4", "v8")), 1)
+    if count > 1 and (operation not in ("add", "min", "max") or not is_float(type_)):
+        raise builder.unsupported()
+    names = ("_",) * count if operands[0] == "_" else builder.vector(operands[0])
+    targets = [builder.destination(name, type_).reshape(builder.machine.lanes, -1) for name in names]
     address = builder.address(operands[1])
-    width = 2 if type_ in PACKED else 1
-    sources = [builder.lanes(text, type_).reshape(builder.machine.lanes, width) for text in operands[2:]]
+    one = 2 if type_ in PACKED else 1
+    width = one * count
+    sources = [_vector(builder, text, type_) for text in operands[2:]]
+    if len(targets) != count or any(source.shape[1] != width for source in sources):
+        raise builder.unsupported()
     update = _update(builder, operation, type_)
     dtype, machine = dtype_of(type_), builder.machine
-    before = target.reshape(machine.lanes, width)
     size = dtype.itemsize * width
 
     def apply(rows: Array, index: Array, lanes: Array) -> None:
         for row, lane in zip(index, lanes, strict=True):
             old = rows[row].copy()
             rows[row] = update(old, *(source[lane] for source in sources))
-            before[lane] = old
+            for place, target in enumerate(targets):
+                target[lane] = old[place * one : (place + 1) * one]
 
     def in_shared(mask: Mask) -> None:
         pattern = machine.shared.pattern(ins, address.base, address.offset, size, mask)
@@ -54,6 +64,12 @@ def atomic(builder: Builder, ins: Instruction) -> Step:
             apply(region.rows(dtype.str[1:], width), offsets // size, lanes[chosen])
 
     return in_shared if any(part.startswith("shared") for part in ins.parts) else in_global
+
+
+def _vector(builder: Builder, text: str, type_: str) -> Array:
+    """[lanes, elements] of a register or a vector of them."""
+    lanes = builder.machine.lanes
+    return np.concatenate([builder.lanes(name, type_).reshape(lanes, -1) for name in builder.vector(text)], 1)
 
 
 def _update(builder: Builder, operation: str, type_: str) -> Callable[..., Any]:

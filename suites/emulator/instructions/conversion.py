@@ -96,6 +96,9 @@ def _narrowing(target: str, source: str, rounding: str, *, saturate: bool) -> Ca
         return lambda a: formats.canonical_nan(a.astype("f4"))
     if (source, target) == ("f32", "f16") and rounding == "rn" and not saturate:
         return lambda a: formats.canonical_nan(a.astype("f2"))
+    if target == "bf16" and source == "f16" and rounding == "rn" and not saturate:
+        # float16 to float32 is exact, so there is one rounding.
+        return lambda a: formats.bf16_from_f32(a.astype("f4"))
     if target == "f64":
         return lambda a: formats.widen(a, source)
     return lambda a: formats.narrow(formats.widen(a, source), target, rounding, saturate)

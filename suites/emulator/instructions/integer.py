@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mla_conformance.suites.emulator import integers
@@ -15,16 +17,18 @@ from mla_conformance.suites.emulator.instructions.registry import (
     ufunc,
 )
 from mla_conformance.suites.emulator.ptx import Instruction
-from mla_conformance.suites.emulator.types import dtype_of
+from mla_conformance.suites.emulator.types import Array, Mask, dtype_of
 
 _WIDER = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
 
 
 @instruction("add", "sub", types=INTEGERS)
 def add_or_subtract(builder: Builder, ins: Instruction) -> Step:
-    """``add{.sat}``, ``sub{.sat}``; carries (``.cc``) are refused."""
-    allow(builder, "sat")
+    """``add{.sat}{.cc}``, ``sub{.sat}{.cc}``."""
+    allow(builder, "sat", "cc")
     type_ = ins.parts[-1]
+    if "cc" in ins.parts:
+        return _carrying(builder, ins, *sources_of(builder, type_))
     if "sat" in ins.parts:
         function = integers.add_sat if ins.parts[0] == "add" else integers.sub_sat
         return elementwise(builder, type_, function, *sources_of(builder, type_))
@@ -49,9 +53,11 @@ def multiply(builder: Builder, ins: Instruction) -> Step:
 
 @instruction("mad", types=INTEGERS)
 def multiply_add(builder: Builder, ins: Instruction) -> Step:
-    """``mad.lo``, ``mad.hi``, ``mad.wide``; ``.sat`` and carries are refused."""
-    allow(builder, "lo", "hi", "wide")
+    """``mad.lo``, ``mad.hi``, ``mad.wide``, ``.cc``; ``.sat`` is refused."""
+    allow(builder, "lo", "hi", "wide", "cc")
     type_ = ins.parts[-1]
+    if "cc" in ins.parts:
+        return _multiply_carrying(builder, ins)
     wide = _WIDER.get(type_, "") if "wide" in ins.parts else type_
     if not wide:
         raise builder.unsupported()
@@ -59,6 +65,55 @@ def multiply_add(builder: Builder, ins: Instruction) -> Step:
     a, b = (builder.source(text, type_) for text in ins.operands[1:3])
     c = builder.source(ins.operands[3], wide)
     return elementwise(builder, wide, lambda a, b, c: np.add(product(a, b), c), a, b, c)
+
+
+@instruction("addc", "subc", types=INTEGERS)
+def add_with_carry(builder: Builder, ins: Instruction) -> Step:
+    """``addc{.cc}``, ``subc{.cc}``: extended precision (9.7.2)."""
+    allow(builder, "cc")
+    return _carrying(builder, ins, *sources_of(builder, ins.parts[-1]))
+
+
+@instruction("madc", types=INTEGERS)
+def multiply_add_with_carry(builder: Builder, ins: Instruction) -> Step:
+    """``madc.lo|hi{.cc}``."""
+    allow(builder, "lo", "hi", "cc")
+    return _multiply_carrying(builder, ins)
+
+
+def _multiply_carrying(builder: Builder, ins: Instruction) -> Step:
+    a, b, c = sources_of(builder, ins.parts[-1])
+    product = np.multiply if "lo" in ins.parts else integers.mul_hi
+    return _carrying(builder, ins, a, c, b, product)
+
+
+def _carrying(
+    builder: Builder, ins: Instruction, a: Array, b: Array, factor: Array | None = None, product: Any = np.multiply
+) -> Step:
+    """``a + b`` or ``a - b`` (``a * factor + b``), with the carry flag in (mnemonic in c) and out (``.cc``).
+
+    The flag is the carry of an addition, and of a subtraction the borrow.
+    """
+    type_ = ins.parts[-1]
+    unsigned = np.dtype(f"u{dtype_of(type_).itemsize}")
+    target = builder.destination(ins.operands[0], type_)
+    subtract, takes = ins.parts[0].startswith("sub"), ins.parts[0].endswith("c")
+    gives, flag = "cc" in ins.parts, builder.machine.carry
+
+    def step(mask: Mask) -> None:
+        left = (a if factor is None else product(a, factor)).view(unsigned)
+        right, incoming = b.view(unsigned), flag.astype(unsigned) if takes else np.zeros((), unsigned)
+        if subtract:
+            total = left - right - incoming
+            over = (left < right) | ((left == right) & (incoming == 1))
+        else:
+            total = left + right + incoming
+            over = (total < left) | ((total == left) & (incoming == 1))
+        np.copyto(target, total.view(dtype_of(type_)), where=mask)
+        if gives:
+            np.copyto(flag, over, where=mask)
+
+    return step
 
 
 @instruction("mul24", "mad24", types=INTEGERS)

@@ -48,7 +48,7 @@ class Form:
 
 def _form(builder: Builder, ins: Instruction) -> Form:
     parts = ins.parts
-    shape = _SHAPE.match(parts[3]) if parts[1:3] == ("sync", "aligned") and len(parts) > 9 - 1 else None
+    shape = _SHAPE.match(parts[3]) if parts[1:3] == ("sync", "aligned") and len(parts) > 8 else None
     known = {"row", "col", "satfinite", "kind:f8f6f4"}
     if shape is None or any(part not in known for part in parts[4:-4]):
         raise builder.unsupported()
@@ -62,21 +62,42 @@ def _form(builder: Builder, ins: Instruction) -> Form:
     return Form(k, result, a, b, "satfinite" in parts)
 
 
+_REGISTER = re.compile(r"%[\w.]+")
+
+
 def runs(instructions: Sequence[Instruction]) -> Iterator[list[Instruction]]:
-    """Cut a block into runs: unguarded ``mma`` of one form whose A and B none of them writes; the rest one by one."""
+    """Cut a block into runs of ``mma`` that can be done together; every other instruction is a run of its own.
+
+    Together can be done: one form, no guards, none writing another's A or B, and accumulators that are either the same
+    registers or have none in common.
+    """
     run: list[Instruction] = []
-    written: set[str] = set()
+    read: set[str] = set()
+    accumulators: dict[str, str] = {}
     for ins in instructions:
-        operands = {name for text in ins.operands[1:3] for name in re.findall(r"%[\w.]+", text)}
-        fits = ins.parts[0] == "mma" and ins.guard is None
-        if run and not (fits and ins.opcode == run[0].opcode and not operands & written):
-            yield run
-            run, written = [], set()
-        if fits:
-            run.append(ins)
-            written |= set(re.findall(r"%[\w.]+", ins.operands[0]))
-        else:
+        if ins.parts[0] != "mma" or "block_scale" in ins.parts or ins.guard is not None:
+            if run:
+                yield run
+                run = []
             yield [ins]
+            continue
+        operands = set(_REGISTER.findall(" ".join(ins.operands[1:3])))
+        sums = {name: text for text in (ins.operands[0], ins.operands[3]) for name in _REGISTER.findall(text)}
+        together = (
+            run
+            and ins.opcode == run[0].opcode
+            and not operands & accumulators.keys()
+            and not read & sums.keys()
+            and all(accumulators.get(name, text) == text for name, text in sums.items())
+        )
+        if run and not together:
+            yield run
+            run = []
+        if not run:
+            read, accumulators = set(), {}
+        run.append(ins)
+        read |= operands
+        accumulators |= sums
     if run:
         yield run
 
@@ -87,96 +108,153 @@ def multiply_accumulate(builder: Builder, ins: Instruction) -> Step:
     return run(builder, [ins])
 
 
-class _Fragments:
-    """Distinct operands of a run, each converted to float64 once a pass.
+class _Operands:
+    """The distinct A or B operands of a run, side by side: A [warps, n * 16, k], B [warps, k, n * 8], float64.
+
+    Lane 4 g + t of a warp holds row g (of A, and g + 8) or column g (of B), values of quarter t of each block of k.
 
     Args:
-        rows: True for A (16 x k), False for B (k x 8).
+        kind: type of an element.
+        rows: True for A.
     """
 
-    def __init__(self, builder: Builder, form: Form, kind: str, *, rows: bool) -> None:
-        self.builder, self.form, self.rows = builder, form, rows
+    def __init__(self, builder: Builder, form: Form, kind: str, texts: Sequence[str], *, rows: bool) -> None:
         self.values, self.number = OPERANDS[kind]
-        self.names: dict[str, int] = {}
-        self.registers: list[list[Array]] = []
-        self.buffers: list[Array] = []
+        self.index = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        self.rows, self.warps = rows, builder.machine.warps
+        self.blocks = form.k // (4 * self.values)
+        expected = self.blocks * (2 if rows else 1)
+        self.registers: list[Array] = []
+        for text in self.index:
+            names = builder.vector(text)
+            if len(names) != expected:
+                raise builder.unsupported(f"{len(names)} registers, not {expected}")
+            self.registers += [builder.lanes(name, "b32") for name in names]
+        count = len(self.index)
+        self.words = np.empty((len(self.registers), builder.machine.lanes), "u4")
+        self.matrix = np.empty((self.warps, count * ROWS, form.k) if rows else (self.warps, form.k, count * COLUMNS))
 
-    def index(self, text: str) -> int:
-        """The place of an operand among the distinct ones."""
-        if text not in self.names:
-            registers = [self.builder.lanes(name, "b32") for name in self.builder.vector(text)]
-            count = self.form.k // (4 * self.values) * (2 if self.rows else 1)
-            if len(registers) != count:
-                raise self.builder.unsupported(f"{len(registers)} registers, not {count}")
-            shape = (ROWS, self.form.k) if self.rows else (self.form.k, COLUMNS)
-            self.names[text] = len(self.registers)
-            self.registers.append(registers)
-            self.buffers.append(np.empty((self.builder.machine.warps, *shape)))
-        return self.names[text]
+    def convert(self) -> Array:
+        """Read the registers."""
+        for row, register in zip(self.words, self.registers, strict=True):
+            row[...] = register
+        wide, count = 4 * self.values, len(self.index)
+        numbers = self.number(self.words.reshape(-1))
+        if self.rows:
+            numbers = numbers.reshape(count, self.blocks, 2, self.warps, 8, wide).transpose(3, 0, 2, 4, 1, 5)
+            self.matrix.reshape(self.warps, count, 2, 8, self.blocks, wide)[...] = numbers
+        else:
+            numbers = numbers.reshape(count, self.blocks, self.warps, 8, wide).transpose(2, 1, 4, 0, 3)
+            self.matrix.reshape(self.warps, self.blocks, wide, count, 8)[...] = numbers
+        return self.matrix
 
-    def convert(self) -> None:
-        """Registers to matrices: lane 4 g + t holds row (of A) or column (of B) g, values of quarter t."""
-        wide = 4 * self.values
-        warps = self.builder.machine.warps
-        for registers, buffer in zip(self.registers, self.buffers, strict=True):
-            for i, register in enumerate(registers):
-                block = self.number(register).reshape(warps, 8, wide)
-                if self.rows:
-                    top, left = 8 * (i % 2), wide * (i // 2)
-                    buffer[:, top : top + 8, left : left + wide] = block
-                else:
-                    buffer[:, wide * i : wide * (i + 1), :] = block.swapaxes(1, 2)
+
+class _Accumulator:
+    """One accumulator of a run as a matrix [warps, 16, 8] of its own type.
+
+    Lane 4 g + t holds columns 2 t and 2 t + 1 of rows g and g + 8, in two registers of f16x2 or in four.
+    """
+
+    def __init__(self, builder: Builder, form: Form, text: str, *, reads: bool) -> None:
+        self.form, self.warps, self.text = form, builder.machine.warps, text
+        self.type = "b32" if form.result == "f16" else form.result
+        self.sources = [builder.lanes(name, self.type) for name in builder.vector(text)] if reads else []
+        self.matrix = np.empty((self.warps, ROWS, COLUMNS), {"f16": "f2", "f32": "f4", "s32": "i4"}[form.result])
+
+    def _places(self, index: int) -> Array:
+        """The part of the matrix that register ``index`` holds."""
+        if self.form.result == "f16":
+            return self.matrix[:, 8 * index : 8 * index + 8, :]
+        top = 8 * (index // 2)
+        return self.matrix[:, top : top + 8, index % 2 :: 2]
+
+    def load(self) -> None:
+        """Registers to matrix."""
+        for index, source in enumerate(self.sources):
+            place = self._places(index)
+            place[...] = source.view(self.matrix.dtype).reshape(place.shape)
+
+    def store(self, targets: Sequence[Array], mask: Mask) -> None:
+        """Matrix to registers."""
+        for index, target in enumerate(targets):
+            part = np.ascontiguousarray(self._places(index)).reshape(-1)
+            value = part if self.form.result == "s32" else formats.canonical_nan(part)
+            np.copyto(target, value.view(target.dtype), where=mask)
+
+    def add(self, products: Array) -> None:
+        """Exact products and the accumulator, summed in float64, rounded once."""
+        total = products + self.matrix
+        if self.form.result != "s32":
+            self.matrix[...] = total
+        elif self.form.saturate:
+            self.matrix[...] = np.clip(total, -(2.0**31), 2.0**31 - 1)
+        else:
+            self.matrix[...] = total.astype("i8")
 
 
 def run(builder: Builder, group: Sequence[Instruction]) -> Step:
-    """A step for a run of ``mma``: operands that they share are converted once."""
+    """A step for a run of ``mma``: operands converted once, products of a shared operand taken together."""
     form = _form(builder, group[0])
-    left, right = _Fragments(builder, form, form.a, rows=True), _Fragments(builder, form, form.b, rows=False)
-    work = []
-    for ins in group:
-        builder.start(ins)
-        places = left.index(ins.operands[1]), right.index(ins.operands[2])
-        accumulators = [builder.lanes(name, _accumulator(form)) for name in builder.vector(ins.operands[3])]
-        targets = [builder.destination(name, _accumulator(form)) for name in builder.vector(ins.operands[0])]
-        work.append((ins, *places, accumulators, targets))
+    left = _Operands(builder, form, form.a, [ins.operands[1] for ins in group], rows=True)
+    right = _Operands(builder, form, form.b, [ins.operands[2] for ins in group], rows=False)
+    written = {ins.operands[0] for ins in group}
+    # Whether the run reads an accumulator before it writes it; going backwards, the first use decides last.
+    reads = {}
+    for ins in reversed(group):
+        reads[ins.operands[0]] = False
+        reads[ins.operands[3]] = True
+    sums = {text: _Accumulator(builder, form, text, reads=reads[text]) for text in reads}
+    targets = {
+        text: [builder.destination(name, sums[text].type) for name in builder.vector(text)] for text in written
+    }
+    products = _Products(group, left, right)
     machine = builder.machine
-    product = np.empty((machine.warps, ROWS, COLUMNS))
 
     def step(mask: Mask) -> None:
         if mask is not True:
             machine.whole_warps(group[0], mask)
-        left.convert()
-        right.convert()
-        for _, a, b, accumulators, targets in work:
-            np.matmul(left.buffers[a], right.buffers[b], out=product)
-            _accumulate(form, product, accumulators, targets, mask)
+        made = products.take(left.convert(), right.convert())
+        for accumulator in sums.values():
+            accumulator.load()
+        for ins, product in zip(group, made, strict=True):
+            accumulator = sums[ins.operands[0]]
+            if ins.operands[3] != ins.operands[0]:
+                accumulator.matrix[...] = sums[ins.operands[3]].matrix
+            accumulator.add(product)
+        for text in written:
+            sums[text].store(targets[text], mask)
 
     return step
 
 
-def _accumulator(form: Form) -> str:
-    return "b32" if form.result == "f16" else form.result
+class _Products:
+    """The products of a run, with as few matrix multiplications as its order of operands allows."""
 
+    def __init__(self, group: Sequence[Instruction], left: _Operands, right: _Operands) -> None:
+        pairs = [(left.index[ins.operands[1]], right.index[ins.operands[2]]) for ins in group]
+        # By A if several B follow each other under one A, else by B.
+        self.by_rows = len(left.index) <= len(right.index)
+        self.pieces: list[tuple[int, int, int]] = []
+        for a, b in pairs:
+            fixed, moving = (a, b) if self.by_rows else (b, a)
+            if self.pieces and self.pieces[-1][0] == fixed and self.pieces[-1][2] == moving:
+                self.pieces[-1] = fixed, self.pieces[-1][1], moving + 1
+            else:
+                self.pieces.append((fixed, moving, moving + 1))
 
-def _accumulate(form: Form, product: Array, accumulators: list[Array], targets: list[Array], mask: Mask) -> None:
-    """``targets = round(product + accumulators)``: lane 4 g + t holds columns 2 t and 2 t + 1 of rows g and g + 8."""
-    warps = len(product)
-    if form.result == "f16":
-        for i, (accumulator, target) in enumerate(zip(accumulators, targets, strict=True)):
-            sums = product[:, 8 * i : 8 * i + 8].reshape(-1, 2) + accumulator.view("f2").reshape(-1, 2)
-            np.copyto(target, formats.canonical_nan(sums.astype("f2")).view("u4").ravel(), where=mask)
-        return
-    # All sums first: a target may be another accumulator of the same instruction.
-    sums = [
-        product[:, 8 * (i // 2) : 8 * (i // 2) + 8, i % 2 :: 2] + accumulator.reshape(warps, 8, 4)
-        for i, accumulator in enumerate(accumulators)
-    ]
-    for total, target in zip(sums, targets, strict=True):
-        if form.result == "s32":
-            whole = np.clip(total, -(2.0**31), 2.0**31 - 1) if form.saturate else total
-            np.copyto(target, whole.astype("i8").astype("i4").ravel(), where=mask)
-        else:
-            np.copyto(target, formats.canonical_nan(total.astype("f4").ravel()), where=mask)
+    def take(self, left: Array, right: Array) -> Iterator[Array]:
+        """A product [warps, 16, 8] for each instruction, in order."""
+        for fixed, start, end in self.pieces:
+            if self.by_rows:
+                a = left[:, fixed * ROWS : (fixed + 1) * ROWS]
+                wide = np.matmul(a, right[:, :, start * COLUMNS : end * COLUMNS])
+                for place in range(end - start):
+                    yield wide[:, :, place * COLUMNS : (place + 1) * COLUMNS]
+            else:
+                b = right[:, :, fixed * COLUMNS : (fixed + 1) * COLUMNS]
+                tall = np.matmul(left[:, start * ROWS : end * ROWS], b)
+                for place in range(end - start):
+                    yield tall[:, place * ROWS : (place + 1) * ROWS]
 
 
 @instruction("ldmatrix")

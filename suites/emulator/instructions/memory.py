@@ -38,7 +38,8 @@ def load(builder: Builder, ins: Instruction) -> Step:
     """``ld{.space}{.vec}.type``; from ``.param`` it copies a kernel argument."""
     type_, space = ins.parts[-1], space_of(builder, ins)
     if space == "param":
-        return _parameter(builder, ins, type_)
+        local = _call_parameter(builder, ins.operands[1])
+        return _move(builder, ins.operands[0], local, type_) if local else _parameter(builder, ins, type_)
     targets = [builder.destination(text, type_) for text in builder.vector(ins.operands[0])]
     address = builder.address(ins.operands[1])
     dtype = dtype_of(type_).str[1:]
@@ -103,19 +104,40 @@ def _parameter(builder: Builder, ins: Instruction, type_: str) -> Step:
     return step
 
 
+def _call_parameter(builder: Builder, text: str) -> str:
+    """The register that holds a call's parameter, "" if the address names none."""
+    found = re.match(r"\[\s*([\w$.]+)\s*(?:\+\s*0)?\s*\]$", text)
+    name = found[1] if found else ""
+    return name if name not in builder.parameters and builder.entry.register_type(name) else ""
+
+
+def _move(builder: Builder, target: str, source: str, type_: str) -> Step:
+    """A call's parameter is moved like a register."""
+    value, place = builder.source(source, type_), builder.destination(target, type_)
+    return lambda mask: np.copyto(place, value, where=mask, casting="unsafe")
+
+
 @instruction("st")
 def store(builder: Builder, ins: Instruction) -> Step:
     """``st{.space}{.vec}.type``."""
     type_, space = ins.parts[-1], space_of(builder, ins)
+    if space == "param":
+        local = _call_parameter(builder, ins.operands[0])
+        if not local:
+            raise builder.unsupported("parameter address")
+        return _move(builder, local, ins.operands[1], type_)
     sources = [builder.lanes(text, type_) for text in builder.vector(ins.operands[1])]
     address = builder.address(ins.operands[0])
     machine, dtype, count = builder.machine, dtype_of(type_).str[1:], len(sources)
     size = np.dtype(dtype).itemsize * count
 
     def values(lanes: Array | slice) -> Array:
-        if count == 1:
-            return np.asarray(sources[0][lanes])[:, None]
-        return np.stack([source[lanes] for source in sources], 1)
+        first = sources[0][lanes]
+        rows = np.empty((len(first), count), first.dtype)
+        rows[:, 0] = first
+        for index in range(1, count):
+            rows[:, index] = sources[index][lanes]
+        return rows
 
     def to_shared(mask: Mask) -> None:
         pattern = machine.shared.pattern(ins, address.base, address.offset, size, mask)

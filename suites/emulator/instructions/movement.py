@@ -74,15 +74,35 @@ def permute(builder: Builder, ins: Instruction) -> Step:
     if ins.parts[1] != "b32" or mode not in (None, "f4e", "b4e", "rc8", "ecl", "ecr", "rc16"):
         raise builder.unsupported()
     sources = [builder.source(text, "u32") for text in ins.operands[1:4]]
+    selector = sources[2]
+    if mode is None and selector.ndim == 0 and not int(selector) & 0x8888:
+        return _permute_constant(builder, ins, int(selector))
     return elementwise(builder, "u32", lambda a, b, c: integers.permute_bytes(a, b, c, mode), *sources)
+
+
+def _permute_constant(builder: Builder, ins: Instruction, selector: int) -> Step:
+    """A constant selector without sign replication: four strided copies."""
+    inputs = [builder.lanes(text, "u32").view("u1") for text in ins.operands[1:3]]
+    target = builder.destination(ins.operands[0], "u32")
+    choices = [(selector >> 4 * i) & 7 for i in range(4)]
+    made = np.zeros_like(target)
+    pieces = [(made.view("u1")[i::4], inputs[c // 4][c % 4 :: 4]) for i, c in enumerate(choices)]
+
+    def step(mask: Mask) -> None:
+        for piece, byte in pieces:
+            piece[...] = byte
+        np.copyto(target, made, where=mask)
+
+    return step
 
 
 @instruction("cvta")
 def convert_address(builder: Builder, ins: Instruction) -> Step:
     """Between a state space and generic addresses: each space has its window; global's is the identity."""
     window = {"shared": SHARED_WINDOW, "shared:cta": SHARED_WINDOW, "local": LOCAL_WINDOW}
+    window["param"] = builder.machine.parameter_base
     space = next((part for part in ins.parts[1:-1] if part != "to"), "")
-    if space not in (*window, "global", "const", "param"):
+    if space not in (*window, "global", "const"):
         raise builder.unsupported()
     shift = np.uint64(window.get(space, 0))
     source = builder.source(ins.operands[1], ins.parts[-1])

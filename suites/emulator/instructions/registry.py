@@ -19,6 +19,8 @@ Translator: TypeAlias = Callable[[Builder, Instruction], Step]
 INTEGERS = frozenset(f"{kind}{bits}" for kind in "sub" for bits in (8, 16, 32, 64)) | {"s16x2", "u16x2"}
 FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64"))
 _TRANSLATORS: dict[str, list[tuple[Collection[str] | None, Translator]]] = {}
+_KINDS = ("bulk", "block_scale")
+"""Suffixes that make another instruction of a mnemonic; it is registered as ``mnemonic.suffix``."""
 
 
 def instruction(*mnemonics: str, types: Collection[str] | None = None) -> Callable[[Translator], Translator]:
@@ -45,7 +47,8 @@ def translate(builder: Builder, instruction: Instruction) -> Step:
     """
     builder.start(instruction)
     parts = instruction.parts
-    for types, translator in _TRANSLATORS.get(parts[0], ()):
+    name = ".".join([parts[0], *(part for part in _KINDS if part in parts)])
+    for types, translator in _TRANSLATORS.get(name, ()):
         if types is None or parts[-1] in types:
             return translator(builder, instruction)
     raise builder.unsupported()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,18 @@ from mla_conformance.suites.emulator.ptx import Instruction
 from mla_conformance.suites.emulator.types import Array, Mask
 
 
-def _members(builder: Builder, text: str) -> Array | None:
-    """The lanes of a membermask; None for all of every warp."""
+def _members(builder: Builder, text: str) -> Callable[[], Array | None]:
+    """The lanes of a membermask, when the instruction runs; None for all of every warp."""
     value = builder.source(text, "u32")
-    if value.ndim == 0:
-        if int(value) == 0xFFFFFFFF:
-            return None
-        return ((int(value) >> builder.machine.lane_in_warp) & 1).astype(bool)
-    raise builder.unsupported("a membermask in a register")
+    lane = builder.machine.lane_in_warp.astype("u4")
+    if value.ndim == 0 and int(value) == 0xFFFFFFFF:
+        return lambda: None
+
+    def members() -> Array | None:
+        found = ((value >> lane) & 1).astype(bool)
+        return None if found.all() else found
+
+    return members
 
 
 @instruction("shfl")
@@ -39,13 +44,13 @@ def shuffle(builder: Builder, ins: Instruction) -> Step:
     lane, mode = machine.lane_in_warp, ins.parts[2]
     first = np.arange(machine.lanes) - lane
     constant = amount.ndim == 0 and clamp.ndim == 0
-    fixed = _shuffled(mode, lane, amount, clamp) if constant else None
+    fixed = shuffled_lanes(mode, lane, amount, clamp) if constant else None
 
     def step(mask: Mask) -> None:
-        source, valid = fixed if fixed is not None else _shuffled(mode, lane, amount, clamp)
+        source, valid = fixed if fixed is not None else shuffled_lanes(mode, lane, amount, clamp)
         source = first + source
         if mask is not True:
-            machine.whole_warps(ins, mask, members)
+            machine.whole_warps(ins, mask, members())
             lost = mask & valid & ~mask[source]
             if lost.any():
                 detail = f"{machine.thread(int(np.flatnonzero(lost)[0]))} reads from a lane that does not execute it"
@@ -58,7 +63,7 @@ def shuffle(builder: Builder, ins: Instruction) -> Step:
     return step
 
 
-def _shuffled(mode: str, lane: Array, amount: Array, clamp: Array) -> tuple[Array, Array]:
+def shuffled_lanes(mode: str, lane: Array, amount: Array, clamp: Array) -> tuple[Array, Array]:
     """The source lane within the warp, and whether it is in range; else a lane reads itself."""
     b = amount.astype("i8") & 31
     bound, segment = clamp.astype("i8") & 31, (clamp.astype("i8") >> 8) & 31
@@ -92,7 +97,7 @@ def vote(builder: Builder, ins: Instruction) -> Step:
 
     def step(mask: Mask) -> None:
         if mask is not True:
-            machine.whole_warps(ins, mask, members)
+            machine.whole_warps(ins, mask, members())
         taking = np.ones(machine.lanes, bool) if mask is True else mask
         yes = ((~predicate if negated else predicate) & taking).reshape(-1, WARP)
         no = ((predicate if negated else ~predicate) & taking).reshape(-1, WARP)
@@ -124,7 +129,7 @@ def reduce(builder: Builder, ins: Instruction) -> Step:
     machine = builder.machine
 
     def step(mask: Mask) -> None:
-        if members is not None or (mask is not True and machine.whole_warps(ins, mask).sum() * WARP != mask.sum()):
+        if members() is not None or (mask is not True and machine.whole_warps(ins, mask).sum() * WARP != mask.sum()):
             raise builder.unsupported("lanes of a warp missing")
         found = function.reduce(value.reshape(-1, WARP), axis=1, dtype=value.dtype)
         np.copyto(target, np.repeat(found, WARP), where=mask)

@@ -19,14 +19,14 @@ def names() -> list[str]:
 def choose(requested: list[str], devices: list[str]) -> list[Lane]:
     """Return the lanes that ``--lane`` asks for on a machine with these visible GPUs.
 
-    ``auto`` means every lane that needs nothing said: ``cuda`` with a GPU, ``interpreter`` without, and ``compile``.
+    ``auto`` means every lane that needs nothing said: ``cuda`` with a GPU, ``emulate`` without, and ``compile``.
 
     Raises:
         BadUse: a lane is unknown, cannot run here, or cannot share a process with another one.
     """
     wanted: list[str] = []
     for name in requested:
-        wanted += ["cuda" if devices else "interpreter", "compile"] if name == "auto" else [name]
+        wanted += ["cuda" if devices else "emulate", "compile"] if name == "auto" else [name]
     lanes = []
     for name in dict.fromkeys(wanted):
         if name not in names():

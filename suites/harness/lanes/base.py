@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
     from mla_conformance.suites.harness.implementation import Implementation
@@ -23,6 +23,22 @@ class Lane:
 
     repeats: int = 3
     """How often a determinism test repeats a call."""
+
+    target: str = ""
+    """The absent GPU that it compiles for and stands in for; none where kernels run on what is at hand."""
+
+    shows: ClassVar[str] = ""
+    """What a pass shows and what it does not, in one sentence for the report."""
+
+    tells_refusals: ClassVar[bool] = False
+    """Whether it knows, of each launch, that a card of ``target`` would refuse it."""
+
+    refusals: list[str] | None = None
+    """Why a card would refuse the launches of the last case."""
+
+    def for_targets(self, targets: list[str]) -> list[Self]:
+        """The lanes that ``--target`` makes of this one."""
+        return [self]
 
     def missing(self, devices: list[str]) -> str | None:
         """Say what this machine lacks for the lane, given its visible GPUs, or None."""
