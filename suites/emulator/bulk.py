@@ -188,6 +188,8 @@ class BulkCopies:
                 busy[self.machine.cta_of_lane[store.lanes[store.left]]] = True
                 early = touching[busy[self.machine.cta_of_lane[touching]]]
                 self._report(Kind.PENDING_WRITE, pattern, early, "writes over the source of", store.pattern.instruction)
+        if pattern.instruction.parts[0] == "mbarrier":
+            return
         for offset, barrier in self.machine.mbarriers.objects.items():
             if pattern.low < offset + PIECE // 2 and offset < pattern.high:
                 touching = self._lanes(pattern, offset, offset + PIECE // 2)

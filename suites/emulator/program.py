@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mla_conformance.suites.emulator.builder import Builder, Step
-from mla_conformance.suites.emulator.errors import PTXError
+from mla_conformance.suites.emulator.errors import EmulationStopped, PTXError
 from mla_conformance.suites.emulator.instructions import matrix
 from mla_conformance.suites.emulator.instructions.registry import translate
 from mla_conformance.suites.emulator.machine import ALL_THREADS, Machine
@@ -17,7 +17,7 @@ from mla_conformance.suites.emulator.types import Mask
 from mla_conformance.suites.emulator.undefined import Flow, Part, watch
 
 Exits = list[tuple[int, Mask]]
-_JUMPS = ("bra", "ret", "exit")
+_JUMPS = ("bra", "brx", "ret", "exit")
 _BARRIERS = ("bar", "barrier")
 
 
@@ -95,7 +95,9 @@ class Program:
     # ---- leaving a block
 
     def _target(self, instruction: Instruction) -> int:
-        label = instruction.operands[0]
+        return self._place(instruction, instruction.operands[0])
+
+    def _place(self, instruction: Instruction, label: str) -> int:
         if label not in self.entry.labels:
             raise PTXError(f"PTX line {instruction.line}: no label {label}: `{instruction.text}`")
         return self.entry.labels[label]
@@ -105,6 +107,8 @@ class Program:
         if last is None or last.parts[0] not in _JUMPS:
             return [number + 1]
         found = [self._target(last)] if last.parts[0] == "bra" else []
+        if last.parts[0] == "brx":
+            found = self._table(last)
         return [*found, number + 1] if last.guard is not None else found
 
     def _leaving(self, number: int) -> Callable[[Mask], Exits]:
@@ -122,7 +126,33 @@ class Program:
         if last.parts[0] == "bra":
             target = self._target(last)
             return (lambda mask: [(target, mask)]) if last.guard is None else self._branch(last, target, following)
+        if last.parts[0] == "brx":
+            return self._indexed(last)
         return self._ending(last if last.guard is not None else None, following)
+
+    def _table(self, instruction: Instruction) -> list[int]:
+        """The blocks that ``brx.idx`` may go to."""
+        self.builder.start(instruction)
+        if instruction.guard is not None or instruction.operands[1] not in self.entry.jump_tables:
+            raise self.builder.unsupported()
+        return [self._place(instruction, label) for label in self.entry.jump_tables[instruction.operands[1]]]
+
+    def _indexed(self, instruction: Instruction) -> Callable[[Mask], Exits]:
+        """``brx.idx index, table``: an index outside the table is undefined behaviour."""
+        targets = self._table(instruction)
+        index, machine = self.builder.lanes(instruction.operands[0], "u32"), self.machine
+
+        def leave(mask: Mask) -> Exits:
+            active = np.ones(machine.lanes, bool) if mask is True else mask
+            wild = active & (index >= len(targets))
+            if wild.any():
+                raise EmulationStopped(
+                    f"PTX line {instruction.line}: {machine.thread(int(np.flatnonzero(wild)[0]))} jumps to entry "
+                    f"{int(index[wild][0])} of {len(targets)}: `{instruction.text}`"
+                )
+            return [(target, active & (index == number)) for number, target in enumerate(targets)]
+
+        return leave
 
     def _branch(self, instruction: Instruction, target: int, following: int) -> Callable[[Mask], Exits]:
         assert instruction.guard is not None

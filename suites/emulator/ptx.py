@@ -29,7 +29,7 @@ _TERMINATORS = ("bra", "brx", "ret", "exit", "bar", "barrier")
 WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
 """Opcodes of the waits that may park their lanes; like barriers they end a block."""
 _CALL_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+([\w$]+)$")
-_IGNORED = (".loc ", ".loc\t", ".file", ".pragma", ".section", ".branchtargets", ".callprototype", ".attribute")
+_IGNORED = (".loc ", ".loc\t", ".file", ".pragma", ".section", ".callprototype", ".attribute")
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class Entry:
     variables: dict[str, Variable] = field(default_factory=dict)
     blocks: list[list[Instruction]] = field(default_factory=lambda: [[]])
     labels: dict[str, int] = field(default_factory=dict)
+    jump_tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """``.branchtargets`` by their label, for ``brx.idx``."""
 
     def register_type(self, name: str) -> str | None:
         """The declared type of a register (``.reg .b32 %r<82>`` declares %r0 to %r81), or None."""
@@ -135,6 +137,7 @@ class _Parser:
         self.scopes: list[dict[str, str]] = [{}]
         self.scope_number = 0
         self.path: tuple[int, ...] = ()
+        self.last_label = ""
         self.branches: list[tuple[int, int, tuple[int, ...]]] = []
         self.source = ""
         name = _ENTRY.search(lines[start])
@@ -233,6 +236,7 @@ class _Parser:
                 if self.made.blocks[-1]:
                     self.made.blocks.append([])
                 self.made.labels[self._label(label[1], self.path)] = len(self.made.blocks) - 1
+                self.last_label = label[1]
                 text = text[label.end() :].strip()
             elif ";" in text:
                 statement, text = (part.strip() for part in text.split(";", 1))
@@ -268,6 +272,9 @@ class _Parser:
     def _statement(self, text: str, line: int) -> None:
         if text.startswith(".reg"):
             self._registers(text, line)
+            return
+        if text.startswith(".branchtargets"):
+            self.made.jump_tables[self.last_label] = split_operands(text.removeprefix(".branchtargets"))
             return
         if text.startswith(_IGNORED):
             return

@@ -219,7 +219,10 @@ class _Shadows:
             return lambda: [(targets[0], np.where(predicate[:, None], self._of(a), self._of(b)) | self._of(p))]
         if mnemonic == "shfl":
             return lambda: [(target, self._shuffled(ins)) for target in targets]
-        if ins.parts[-1] in PACKED or (mnemonic == "mov" and len(operands) == 2):
+        if mnemonic in ("and", "or", "xor", "not") and ins.parts[-1] != "pred":
+            kept = self._kept(ins)
+            return lambda: [(target, self._elements(sources, 1) & kept) for target in targets]
+        if ins.parts[-1] in PACKED or mnemonic == "mov":
             element = dtype_of(ins.parts[-1]).itemsize if ins.parts[-1] in PACKED else 1
             return lambda: [(target, self._elements(sources, element)) for target in targets]
         return lambda: [
@@ -236,6 +239,14 @@ class _Shadows:
         found = np.logical_or.reduce([self.undefined[name] for name in sources])
         grouped = found.reshape(len(found), -1, size).any(2)
         return np.repeat(grouped, size, axis=1)
+
+    def _kept(self, ins: Instruction) -> Array:
+        """The bytes of a bitwise result that depend on the operands: not those that a constant mask clears."""
+        size = dtype_of(ins.parts[-1]).itemsize
+        constants = [text for text in ins.operands[1:] if text.lstrip("-")[0].isdigit()]
+        if ins.parts[0] != "and" or not constants:
+            return np.ones(size, bool)
+        return self.builder.source(constants[0], ins.parts[-1]).reshape(1).view("u1") != 0
 
     def _permuted(self, operands: Sequence[str], selector: int) -> Array:
         """Each byte of the result comes from one byte of two registers."""

@@ -6,6 +6,7 @@ with the accumulator is taken in float64 and rounded once, as in ``matrix.py``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,13 @@ CONTAINED = {
     "e2m3": formats.E2M3,
     "e2m1": formats.E2M1[np.arange(256) >> 2 & 15],
 }
-matrix.OPERANDS.update({name: (4, lambda r, t=CONTAINED[name]: t[r.view("u1")]) for name in ("e3m2", "e2m3", "e2m1")})
+
+
+def _contained(name: str) -> Callable[[Array], Array]:
+    return lambda registers: np.asarray(CONTAINED[name][registers.view("u1")])
+
+
+matrix.OPERANDS.update({name: (4, _contained(name)) for name in ("e3m2", "e2m3", "e2m1")})
 SCALES = {"ue8m0": formats.UE8M0, "ue4m3": formats.E4M3[np.arange(256) & 127]}
 # By kind: k of the shape, values in a register, and blocks with their scale types.
 _KINDS: dict[str, tuple[int, int, dict[int, tuple[str, ...]]]] = {
@@ -72,7 +79,7 @@ def _numbers(registers: list[Array], form: _Form, kind: str) -> Array:
         numbers = formats.E2M1[codes.astype("u1")]
     else:
         numbers = CONTAINED[kind][np.ascontiguousarray(words).view("u1")]
-    return numbers.reshape(len(registers), -1, 8, QUAD * form.values)
+    return np.asarray(numbers.reshape(len(registers), -1, 8, QUAD * form.values))
 
 
 class _Scales:
@@ -96,7 +103,7 @@ class _Scales:
         else:
             words = quads[:, :, self.thread]
         codes = np.ascontiguousarray(words).view("u1").reshape(*words.shape, 4)
-        return SCALES[self.form.scale][codes[..., self.byte : self.byte + self.form.blocks]]
+        return np.asarray(SCALES[self.form.scale][codes[..., self.byte : self.byte + self.form.blocks]])
 
 
 @instruction("mma.block_scale")

@@ -63,6 +63,8 @@ def _form(builder: Builder, ins: Instruction) -> Form:
 
 
 _REGISTER = re.compile(r"%[\w.]+")
+_OTHER_MODULES = frozenset(("block_scale", "f64"))
+"""Suffixes of ``mma`` forms that have modules of their own."""
 
 
 def runs(instructions: Sequence[Instruction]) -> Iterator[list[Instruction]]:
@@ -75,7 +77,7 @@ def runs(instructions: Sequence[Instruction]) -> Iterator[list[Instruction]]:
     read: set[str] = set()
     accumulators: dict[str, str] = {}
     for ins in instructions:
-        if ins.parts[0] != "mma" or "block_scale" in ins.parts or ins.guard is not None:
+        if ins.parts[0] != "mma" or not _OTHER_MODULES.isdisjoint(ins.parts) or ins.guard is not None:
             if run:
                 yield run
                 run = []

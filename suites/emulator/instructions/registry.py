@@ -48,7 +48,8 @@ def translate(builder: Builder, instruction: Instruction) -> Step:
     builder.start(instruction)
     parts = instruction.parts
     name = ".".join([parts[0], *(part for part in _KINDS if part in parts)])
-    for types, translator in _TRANSLATORS.get(name, ()):
+    # A translator for certain types comes before one for all of them.
+    for types, translator in sorted(_TRANSLATORS.get(name, ()), key=lambda entry: entry[0] is None):
         if types is None or parts[-1] in types:
             return translator(builder, instruction)
     raise builder.unsupported()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mla_conformance.suites.emulator import floats
 from mla_conformance.suites.emulator.accesses import WARP
 from mla_conformance.suites.emulator.builder import Builder, Step
 from mla_conformance.suites.emulator.findings import Kind
@@ -118,7 +119,9 @@ def vote(builder: Builder, ins: Instruction) -> Step:
 
 @instruction("redux")
 def reduce(builder: Builder, ins: Instruction) -> Step:
-    """``redux.sync.op``: add, min, max of integers, and, or, xor; min and max of f32 (sm_100) are refused."""
+    """``redux.sync.op``: add, min, max of integers, and, or, xor; min and max of f32 (sm_100), with ``.abs`` and ``.NaN``."""
+    if ins.parts[-1] == "f32":
+        return _reduce_f32(builder, ins)
     functions = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
     function = functions.get(ins.parts[2], np.bitwise_xor if ins.parts[2] == "xor" else None)
     type_ = ins.parts[-1]
@@ -132,6 +135,26 @@ def reduce(builder: Builder, ins: Instruction) -> Step:
         if members() is not None or (mask is not True and machine.whole_warps(ins, mask).sum() * WARP != mask.sum()):
             raise builder.unsupported("lanes of a warp missing")
         found = function.reduce(value.reshape(-1, WARP), axis=1, dtype=value.dtype)
+        np.copyto(target, np.repeat(found, WARP), where=mask)
+
+    return step
+
+
+def _reduce_f32(builder: Builder, ins: Instruction) -> Step:
+    """``redux.sync.min|max{.abs}{.NaN}.f32``; without ``.NaN`` a NaN counts only where all are."""
+    function = {"min": floats.minimum, "max": floats.maximum}.get(ins.parts[2])
+    if function is None or any(part not in ("abs", "NaN") for part in ins.parts[3:-1]):
+        raise builder.unsupported()
+    target, value = builder.destination(ins.operands[0], "f32"), builder.lanes(ins.operands[1], "f32")
+    members, machine = _members(builder, ins.operands[2]), builder.machine
+    absolute, nan = "abs" in ins.parts, "NaN" in ins.parts
+
+    def step(mask: Mask) -> None:
+        if members() is not None or (mask is not True and machine.whole_warps(ins, mask).sum() * WARP != mask.sum()):
+            raise builder.unsupported("lanes of a warp missing")
+        found = (np.abs(value) if absolute else value).reshape(-1, WARP)
+        while found.shape[1] > 1:
+            found = function(found[:, ::2], found[:, 1::2], "f32", nan=nan)
         np.copyto(target, np.repeat(found, WARP), where=mask)
 
     return step

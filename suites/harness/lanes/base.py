@@ -33,6 +33,9 @@ class Lane:
     tells_refusals: ClassVar[bool] = False
     """Whether it knows, of each launch, that a card of ``target`` would refuse it."""
 
+    tells_faults: ClassVar[bool] = False
+    """Whether it fails a case for a race, a wild access, an early read or a use of what was never written."""
+
     refusals: list[str] | None = None
     """Why a card would refuse the launches of the last case."""
 

@@ -33,6 +33,7 @@ class Lane(base.Lane):
     )
     target = DEFAULT_TARGET
     tells_refusals: ClassVar[bool] = True
+    tells_faults: ClassVar[bool] = True
 
     def for_targets(self, targets: list[str]) -> list[Self]:
         """One lane for each target asked for; the default one if none was."""

@@ -256,7 +256,7 @@ def test_parameter_arrives_with_its_bits(opcode: str) -> None:
 
 
 FORMS |= dict.fromkeys(
-    ["ld.const.b32", "ld.const.v2.b32", "mov.u64 (address of a .global)", "cvta", "ld.local.b32", "st.local.b32"]
+    ["ld.const.b32", "ld.const.v2.b32", "mov.u64 (address of a variable)", "cvta", "ld.local.b32", "st.local.b32"]
 )
 
 

@@ -1,0 +1,180 @@
+"""Kernel builds to plant faults in: PTX that Triton compiles for sm_120, with a small launch of it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from mla_conformance.suites.corpus import kernels, kernels_dot
+from mla_conformance.suites.corpus.case import blank, draw
+from mla_conformance.suites.corpus.launches_models import GGUF_TYPES, plugin, quantised
+from mla_conformance.suites.emulator import Run, emulate, run_ptx
+from mla_conformance.suites.harness import implementation
+from mla_conformance.suites.harness.cases import build
+from mla_conformance.suites.harness.problems import MLADecodeProblem
+
+CPU = torch.device("cpu")
+BUDGET = 200_000
+"""Far above the few thousand instructions of any launch here."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """One launch as ``emulate`` saw it, its tensors as they were before."""
+
+    ptx: str
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    shared_bytes: int
+    threads: int
+
+    def run(
+        self,
+        ptx: str | None = None,
+        *,
+        arguments: Sequence[Any] | None = None,
+        grid: tuple[int, ...] | None = None,
+        shared_bytes: int | None = None,
+        budget: int = BUDGET,
+    ) -> Run:
+        """Run the PTX, or an edited one, on fresh copies of the inputs."""
+        return run_ptx(
+            self.ptx if ptx is None else ptx,
+            self.grid if grid is None else grid,
+            copied(self.arguments if arguments is None else arguments),
+            shared_bytes=self.shared_bytes if shared_bytes is None else shared_bytes,
+            threads=self.threads,
+            budget=budget,
+        )
+
+    def sites(self, pattern: str) -> list[int]:
+        """Numbers, from 1, of the PTX lines that the pattern matches."""
+        lines = enumerate(self.ptx.splitlines(), 1)
+        return [number for number, line in lines if re.search(pattern, line)]
+
+    def line(self, number: int) -> str:
+        """A line of the PTX."""
+        return self.ptx.splitlines()[number - 1].strip()
+
+    def edited(self, number: int, change: Callable[[str], str]) -> str:
+        """The PTX with one line changed; no line moves."""
+        lines = self.ptx.splitlines()
+        lines[number - 1] = change(lines[number - 1])
+        return "\n".join(lines)
+
+    def without(self, number: int) -> str:
+        """The PTX with one line emptied."""
+        return self.edited(number, lambda line: "")
+
+
+def copied(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with every tensor's storage copied; tensors that share one still do."""
+    storages: dict[int, Any] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        storage = value.untyped_storage()
+        fresh = storages.setdefault(storage.data_ptr(), storage.clone())
+        return torch.empty(0, dtype=value.dtype).set_(fresh, value.storage_offset(), value.shape, value.stride())
+
+    return tuple(copy(value) for value in arguments)
+
+
+def captured(launcher: Callable[[], object]) -> list[Build]:
+    """Every launch of a launcher, compiled for sm_120."""
+    found: list[Build] = []
+
+    def note(ptx: str, grid: tuple[int, ...], arguments: Sequence[Any], **options: Any) -> Run:
+        shared, threads = options["shared_bytes"], options["threads"]
+        found.append(Build(ptx, grid, copied(arguments), shared, threads))
+        return run_ptx(ptx, grid, arguments, **options)
+
+    # vLLM, when it is imported where no GPU is, turns Triton off unless this variable hides the GPUs.
+    pinned = {"CUDA_VISIBLE_DEVICES": "", "TRITON_DEFAULT_FP_FUSION": "1"}
+    module = importlib.import_module(emulate.__module__)
+    with patch.dict(os.environ, pinned), patch.object(module, "run_ptx", note), emulate("sm_120"):
+        launcher()
+    return found
+
+
+BF16 = MLADecodeProblem(lengths=(70, 0), heads=5, num_splits=1, dtype="bfloat16", cache_dtype="bfloat16")
+FP8 = BF16.replace(cache_dtype="float8_e4m3fn", k_scale=0.5)
+WIDE = BF16.replace(heads=20)
+
+
+def _decode(name: str, problem: MLADecodeProblem) -> None:
+    implementation.load(name).mla_decode(build(problem, CPU))
+
+
+def _matmul(stages: int) -> None:
+    a, b = draw((16, 96), torch.bfloat16, CPU), draw((96, 16), torch.bfloat16, CPU, 1)
+    c = blank((16, 16), torch.float32, CPU)
+    kernels_dot.matmul[(1, 1)](
+        a, b, c, 16, 16, 96, *a.stride(), *b.stride(), *c.stride(),
+        BM=16, BN=16, BK=16, PRECISION="ieee", ACCUMULATOR=tl.float32, num_stages=stages, num_warps=4,
+    )  # fmt: skip
+
+
+def _one_warp(stages: int) -> None:
+    """Softmax-like exchange inside one warp: a transposed tile, then a matrix product of it."""
+    a, b = draw((32, 64), torch.bfloat16, CPU), draw((64, 16), torch.bfloat16, CPU, 1)
+    c = blank((32, 16), torch.float32, CPU)
+    kernels_dot.matmul[(2, 1)](
+        a, b, c, 32, 16, 64, *a.stride(), *b.stride(), *c.stride(),
+        BM=16, BN=16, BK=16, PRECISION="ieee", ACCUMULATOR=tl.float32, num_stages=stages, num_warps=1,
+    )  # fmt: skip
+
+
+def _sort() -> None:
+    kernels.sort_rows[(2,)](draw((2, 64), torch.float32, CPU), blank((2, 64), torch.float32, CPU), BLOCK=64, DESCENDING=False, num_warps=1)
+
+
+def _transpose() -> None:
+    x = draw((32, 64), torch.bfloat16, CPU)
+    kernels.transpose_tile[(1,)](x, blank((64, 32), torch.bfloat16, CPU), N=32, M=64, num_warps=1)
+
+
+def _softmax() -> None:
+    kernels.softmax_rows[(2,)](draw((2, 300), torch.float32, CPU), blank((2, 300), torch.float32, CPU), 300, BLOCK=512)
+
+
+def _gguf() -> None:
+    weight = quantised("q4_k", 20, 256, CPU)
+    plugin("gemm").ggml_mul_mat_a8_triton(weight, draw((5, 256), torch.float16, CPU, 1), GGUF_TYPES["q4_k"][0], 20)
+
+
+LAUNCHERS: dict[str, tuple[Callable[[], object], int]] = {
+    "vllm_bf16": (partial(_decode, "vllm", BF16), 0),
+    "vllm_fp8": (partial(_decode, "vllm", FP8), 0),
+    "vllm_one_head": (partial(_decode, "vllm", BF16.replace(heads=1)), 0),
+    "split_bf16": (partial(_decode, "kernels", BF16), 0),
+    "split_bf16_wide": (partial(_decode, "kernels", WIDE), 0),
+    "split_fp16": (partial(_decode, "kernels", BF16.replace(dtype="float16", cache_dtype="float16")), 0),
+    "split_fp8": (partial(_decode, "kernels", FP8), 0),
+    "merge": (partial(_decode, "kernels", BF16.replace(num_splits=3)), 1),
+    "matmul_2": (partial(_matmul, 2), 0),
+    "matmul_3": (partial(_matmul, 3), 0),
+    "matmul_4": (partial(_matmul, 4), 0),
+    "one_warp": (partial(_one_warp, 3), 0), "sort": (_sort,0), "tr": (_transpose,0),
+    "softmax": (_softmax, 0),
+    "gguf_q4_k": (_gguf, 0),
+}
+"""A launcher, and which of its launches is meant."""
+
+
+@cache
+def build_of(name: str) -> Build:
+    """The build of that name; compiled once a process."""
+    launcher, index = LAUNCHERS[name]
+    return captured(launcher)[index]
