@@ -36,14 +36,16 @@ def atomic(builder: Builder, ins: Instruction) -> Step:
     address = builder.address(operands[1])
     one = 2 if type_ in PACKED else 1
     width = one * count
-    sources = [_vector(builder, text, type_) for text in operands[2:]]
-    if len(targets) != count or any(source.shape[1] != width for source in sources):
+    vectors = [_vector(builder, text, type_) for text in operands[2:]]
+    if len(targets) != count or any(len(vector) != count for vector in vectors):
         raise builder.unsupported()
     update = _update(builder, operation, type_)
     dtype, machine = dtype_of(type_), builder.machine
     size = dtype.itemsize * width
 
     def apply(rows: Array, index: Array, lanes: Array) -> None:
+        # Read now: registers are views whose contents change between two launches of the step.
+        sources = [np.concatenate(vector, 1) for vector in vectors]
         for row, lane in zip(index, lanes, strict=True):
             old = rows[row].copy()
             rows[row] = update(old, *(source[lane] for source in sources))
@@ -66,10 +68,9 @@ def atomic(builder: Builder, ins: Instruction) -> Step:
     return in_shared if any(part.startswith("shared") for part in ins.parts) else in_global
 
 
-def _vector(builder: Builder, text: str, type_: str) -> Array:
-    """[lanes, elements] of a register or a vector of them."""
-    lanes = builder.machine.lanes
-    return np.concatenate([builder.lanes(name, type_).reshape(lanes, -1) for name in builder.vector(text)], 1)
+def _vector(builder: Builder, text: str, type_: str) -> list[Array]:
+    """Of a register or a vector of them each one, as [lanes, 1 or 2]."""
+    return [builder.lanes(name, type_).reshape(builder.machine.lanes, -1) for name in builder.vector(text)]
 
 
 def _update(builder: Builder, operation: str, type_: str) -> Callable[..., Any]:

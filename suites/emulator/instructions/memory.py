@@ -190,6 +190,9 @@ def _local_index(
     lanes = machine.active(mask)
     per_lane = len(machine.local) // machine.lanes
     starts = np.broadcast_to(address.base, machine.lanes)[lanes].astype("i8") + address.offset - window
+    if address.base.dtype.itemsize == 4:
+        # Short pointers: an index may be below zero before the offset is added, and the sum wraps.
+        starts &= 0xFFFFFFFF
     bad = (starts < 0) | (starts + size > per_lane) | (starts % size != 0)
     if bad.any():
         first = int(np.flatnonzero(bad)[0])

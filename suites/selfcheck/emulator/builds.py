@@ -38,7 +38,11 @@ class Build:
     shared_bytes: int
     threads: int
 
-    def run(
+    def run(self, ptx: str | None = None, **changes: Any) -> Run:
+        """Run the PTX, or an edited one, on fresh copies of the inputs."""
+        return self.outcome(ptx, **changes)[0]
+
+    def outcome(
         self,
         ptx: str | None = None,
         *,
@@ -46,16 +50,18 @@ class Build:
         grid: tuple[int, ...] | None = None,
         shared_bytes: int | None = None,
         budget: int = BUDGET,
-    ) -> Run:
-        """Run the PTX, or an edited one, on fresh copies of the inputs."""
-        return run_ptx(
+    ) -> tuple[Run, list[bytes]]:
+        """As :meth:`run`, with the bytes of every tensor afterwards."""
+        fresh = copied(self.arguments if arguments is None else arguments)
+        run = run_ptx(
             self.ptx if ptx is None else ptx,
             self.grid if grid is None else grid,
-            copied(self.arguments if arguments is None else arguments),
+            fresh,
             shared_bytes=self.shared_bytes if shared_bytes is None else shared_bytes,
             threads=self.threads,
             budget=budget,
         )
+        return run, [bytes(value.untyped_storage()) for value in fresh if isinstance(value, Tensor)]
 
     def sites(self, pattern: str) -> list[int]:
         """Numbers, from 1, of the PTX lines that the pattern matches."""
@@ -126,20 +132,6 @@ def _matmul(stages: int) -> None:
     )  # fmt: skip
 
 
-def _one_warp(stages: int) -> None:
-    """Softmax-like exchange inside one warp: a transposed tile, then a matrix product of it."""
-    a, b = draw((32, 64), torch.bfloat16, CPU), draw((64, 16), torch.bfloat16, CPU, 1)
-    c = blank((32, 16), torch.float32, CPU)
-    kernels_dot.matmul[(2, 1)](
-        a, b, c, 32, 16, 64, *a.stride(), *b.stride(), *c.stride(),
-        BM=16, BN=16, BK=16, PRECISION="ieee", ACCUMULATOR=tl.float32, num_stages=stages, num_warps=1,
-    )  # fmt: skip
-
-
-def _sort() -> None:
-    kernels.sort_rows[(2,)](draw((2, 64), torch.float32, CPU), blank((2, 64), torch.float32, CPU), BLOCK=64, DESCENDING=False, num_warps=1)
-
-
 def _transpose() -> None:
     x = draw((32, 64), torch.bfloat16, CPU)
     kernels.transpose_tile[(1,)](x, blank((64, 32), torch.bfloat16, CPU), N=32, M=64, num_warps=1)
@@ -150,8 +142,8 @@ def _softmax() -> None:
 
 
 def _gguf() -> None:
-    weight = quantised("q4_k", 20, 256, CPU)
-    plugin("gemm").ggml_mul_mat_a8_triton(weight, draw((5, 256), torch.float16, CPU, 1), GGUF_TYPES["q4_k"][0], 20)
+    weight = quantised("q4_k", 20, 512, CPU)
+    plugin("gemm").ggml_mul_mat_a8_triton(weight, draw((5, 512), torch.float16, CPU, 1), GGUF_TYPES["q4_k"][0], 20)
 
 
 LAUNCHERS: dict[str, tuple[Callable[[], object], int]] = {
@@ -166,7 +158,7 @@ LAUNCHERS: dict[str, tuple[Callable[[], object], int]] = {
     "matmul_2": (partial(_matmul, 2), 0),
     "matmul_3": (partial(_matmul, 3), 0),
     "matmul_4": (partial(_matmul, 4), 0),
-    "one_warp": (partial(_one_warp, 3), 0), "sort": (_sort,0), "tr": (_transpose,0),
+    "transpose_1_warp": (_transpose, 0),
     "softmax": (_softmax, 0),
     "gguf_q4_k": (_gguf, 0),
 }
