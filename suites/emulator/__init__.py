@@ -10,8 +10,8 @@
 is modelled, what each finding means, and what a run does not show (nothing of ptxas, nothing of silicon).
 """
 
-from mla_conformance.suites.emulator.errors import EmulationStopped, EmulatorError, PTXError, UnsupportedInstruction
 from mla_conformance.suites.emulator.emulate import Emulation, Launch, emulate
+from mla_conformance.suites.emulator.errors import EmulationStopped, EmulatorError, PTXError, UnsupportedInstruction
 from mla_conformance.suites.emulator.execution import Run, run_ptx
 from mla_conformance.suites.emulator.findings import Finding, Kind
 

@@ -106,7 +106,9 @@ class Patterns:
         """Make and keep a pattern.
 
         Args:
-            address, mask: what :meth:`find` compares with; copied.
+            instruction: that accesses.
+            address: [lanes] or one for all, what :meth:`find` compares with; copied.
+            mask: likewise.
             lanes: [n] lanes that take part.
             starts: [n] byte offsets in their CTA's shared memory, multiples of ``size``.
             size: bytes that each accesses.

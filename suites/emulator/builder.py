@@ -76,7 +76,9 @@ class Builder:
     def unsupported(self, why: str = "") -> UnsupportedInstruction:
         """The exception to raise for a form that is not implemented."""
         place = f"PTX line {self.instruction.line}"
-        return UnsupportedInstruction(f"{place}: not implemented: `{self.instruction.text}`{f' ({why})' if why else ''}")
+        return UnsupportedInstruction(
+            f"{place}: not implemented: `{self.instruction.text}`{f' ({why})' if why else ''}"
+        )
 
     # ---- registers
 
@@ -122,7 +124,9 @@ class Builder:
             raise PTXError(f"PTX line {self.instruction.line}: {text} is no .{type_}: `{self.instruction.text}`")
         width = dtype.itemsize * (2 if type_ in PACKED else 1)
         if array.dtype.itemsize < width:
-            raise PTXError(f"PTX line {self.instruction.line}: {text} is narrower than .{type_}: `{self.instruction.text}`")
+            raise PTXError(
+                f"PTX line {self.instruction.line}: {text} is narrower than .{type_}: `{self.instruction.text}`"
+            )
         if array.dtype.itemsize == width or type_ in PACKED:
             return array.view(dtype)
         return array.view(dtype)[:: array.dtype.itemsize // width]

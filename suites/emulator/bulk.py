@@ -113,7 +113,9 @@ class BulkCopies:
         for load in self.loads:
             if load.barrier is not barrier:
                 continue
-            done = (load.phase < barrier.phase[load.ctas]) & (load.phase >= barrier.first[load.ctas]) & seeing[load.ctas]
+            done = (
+                (load.phase < barrier.phase[load.ctas]) & (load.phase >= barrier.first[load.ctas]) & seeing[load.ctas]
+            )
             new = done & ~load.landed
             if new.any():
                 rows = load.pattern.rows.reshape(len(load.ctas), -1)
@@ -195,7 +197,9 @@ class BulkCopies:
                 touching = self._lanes(pattern, offset, offset + PIECE // 2)
                 bad = touching[barrier.valid[self.machine.cta_of_lane[touching]]]
                 if len(bad):
-                    self.machine.mbarriers.report(pattern.instruction, bad, f"writes over the mbarrier at shared byte {offset}")
+                    self.machine.mbarriers.report(
+                        pattern.instruction, bad, f"writes over the mbarrier at shared byte {offset}"
+                    )
 
     def _touching(self, mine: Pattern, theirs: Pattern) -> Array | None:
         if mine.low < theirs.high and theirs.low < mine.high:

@@ -28,13 +28,20 @@ def kernel_arguments(kernel: Any, bound: dict[str, Any]) -> list[Any]:
     maps = iter(getattr(kernel.metadata, "tensordesc_meta", None) or ())
     found: list[Any] = []
     for name, type_ in kernel.src.signature.items():
-        if type_ == "constexpr":
-            continue
-        if isinstance(type_, str) and type_.startswith("tensordesc"):
-            found += _descriptor(name, bound[name], next(maps, None))
-        else:
-            found.append(bound[name])
+        if type_ != "constexpr":
+            found += _flattened(name, type_, bound[name], maps)
     return found
+
+
+def _flattened(name: str, type_: Any, value: Any, maps: Iterator[Any]) -> Iterator[Any]:
+    """The parameters that one argument becomes; a tuple becomes those of its elements."""
+    if isinstance(type_, tuple):
+        for index, (inner, element) in enumerate(zip(type_, value, strict=True)):
+            yield from _flattened(f"{name}.{index}", inner, element, maps)
+    elif str(type_).startswith("tensordesc"):
+        yield from _descriptor(name, value, next(maps, None))
+    elif type_ != "constexpr":
+        yield value
 
 
 def _descriptor(name: str, descriptor: Any, layout: Any) -> Iterator[Any]:

@@ -123,7 +123,9 @@ class Kernel:
             place = self.program.builder.parameters[parameter.name]
             if hasattr(value, "untyped_storage"):
                 if value.device.type != "cpu":
-                    raise PTXError(f"argument {parameter.name}: a tensor on {value.device}; the emulator needs CPU tensors")
+                    raise PTXError(
+                        f"argument {parameter.name}: a tensor on {value.device}; the emulator needs CPU tensors"
+                    )
                 value = self.machine.memory.map_tensor(value)
             elif isinstance(value, HostTensorMap):
                 value = value.encoded(self.machine.memory.map_tensor(value.base))
@@ -168,7 +170,9 @@ def _prepared(ptx: str, threads: int | None, shared_bytes: int, check: bool, tot
     entry = parse(ptx)
     count = entry.threads or threads
     if count is None or count % WARP or not 0 < count <= 1024 or (threads is not None and threads != count):
-        raise PTXError(f"{entry.name}: {count} threads (.reqntid {entry.threads}, threads={threads}); whole warps up to 1024")
+        raise PTXError(
+            f"{entry.name}: {count} threads (.reqntid {entry.threads}, threads={threads}); whole warps up to 1024"
+        )
     ctas = _batch(count, total)
     kernel = Kernel(entry, count, shared_bytes, ctas, check=check)
     _prepared_kernels[*entry_key, ctas] = kernel

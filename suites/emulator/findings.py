@@ -60,7 +60,9 @@ class Finding:
 
     def __str__(self) -> str:
         place = f"{self.source}, PTX line {self.line}: `{self.text}`" if self.line else self.text
-        return ": ".join(part for part in (str(self.kind), place.lstrip(", "), self.detail) if part) + f" ({self.count} x)"
+        return (
+            ": ".join(part for part in (str(self.kind), place.lstrip(", "), self.detail) if part) + f" ({self.count} x)"
+        )
 
 
 class Findings:

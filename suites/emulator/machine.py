@@ -128,13 +128,15 @@ class Machine:
         """Which warps take part in a warp-wide instruction; one with lanes missing is reported.
 
         Args:
+            instruction: it.
+            mask: the lanes that execute it.
             members: [lanes] those that its membermask names; None for all of each warp.
         """
         if mask is True:
             return np.ones(self.warps, bool)
         lanes = mask.reshape(self.warps, WARP)
         due = (self.live if members is None else self.live & members).reshape(self.warps, WARP)
-        found: Array = lanes.any(1)
+        found = np.asarray(lanes.any(1))
         partly = found & (due & ~lanes).any(1)
         if partly.any():
             detail = f"only some lanes of the warp of {self.thread(int(np.flatnonzero(partly)[0]) * WARP)} execute it"
@@ -151,7 +153,9 @@ class Machine:
         """
         numbers = np.concatenate([ctas, np.repeat(ctas[-1:], self.ctas - len(ctas))])[self.cta_of_lane]
         self.cta_number[:] = numbers
-        for axis, index in zip("xyz", (numbers % grid[0], numbers // grid[0] % grid[1], numbers // (grid[0] * grid[1])), strict=True):
+        for axis, index in zip(
+            "xyz", (numbers % grid[0], numbers // grid[0] % grid[1], numbers // (grid[0] * grid[1])), strict=True
+        ):
             self.special[f"%ctaid.{axis}"][:] = index
         everyone: Mask = True if len(ctas) == self.ctas else self.cta_of_lane < len(ctas)
         self.live[:] = everyone
@@ -175,7 +179,9 @@ class Machine:
                 step(mask)
             self.instructions += len(block.steps) + 1
             if self.instructions > budget:
-                raise EmulationStopped(f"more than {budget} instructions: a loop that does not end? (the budget option raises this)")
+                raise EmulationStopped(
+                    f"more than {budget} instructions: does a loop not end? Raise budget= if it is only long"
+                )
             for target, lanes in block.leave(mask):
                 self._add(todo, target, lanes)
             if self.waiting or self.mbarriers.parked:

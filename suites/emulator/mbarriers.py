@@ -99,7 +99,9 @@ class MBarriers:
 
     def report(self, instruction: Instruction, lanes: Array, what: str) -> None:
         """Note a misuse by some lanes."""
-        self.machine.findings.add(Kind.MBARRIER, instruction, len(lanes), f"{self.machine.thread(int(lanes[0]))}: {what}")
+        self.machine.findings.add(
+            Kind.MBARRIER, instruction, len(lanes), f"{self.machine.thread(int(lanes[0]))}: {what}"
+        )
 
     def valid(self, instruction: Instruction, offset: int, lanes: Array) -> Array:
         """Those of the lanes whose CTA has an object there; the others are reported."""
@@ -156,7 +158,15 @@ class MBarriers:
         return phase
 
     def test(
-        self, instruction: Instruction, offset: int, lanes: Array, wanted: Array, answer: Array, *, parity: bool, polls: bool
+        self,
+        instruction: Instruction,
+        offset: int,
+        lanes: Array,
+        wanted: Array,
+        answer: Array,
+        *,
+        parity: bool,
+        polls: bool,
     ) -> None:
         """Answer those lanes whose phase is complete; the others park when their block ends."""
         self.valid(instruction, offset, lanes)

@@ -135,11 +135,11 @@ class GlobalMemory:
             return
         if size > 1 and int(np.bitwise_or.reduce(addresses)) & (size - 1):
             addresses, lanes, kept = self._aligned(instruction, addresses, size, lanes)
-            for region, chosen, offsets in self.parts(instruction, addresses, size, lanes, known):
-                yield region, kept[chosen], offsets
+            for found, chosen, offsets in self.parts(instruction, addresses, size, lanes, known):
+                yield found, kept[chosen], offsets
             return
         low, high = int(addresses.min()), int(addresses.max())
-        region = known if known is not None else self._at(low)
+        region = self._at(low) if known is None else known
         if region is not None and region.base <= low and high + size <= region.end:
             yield region, slice(None), (addresses - np.uint64(region.base)).astype("i8")
             return
@@ -161,10 +161,10 @@ class GlobalMemory:
         places = np.searchsorted(np.array(self._bases, "u8"), addresses, side="right").astype("i8") - 1
         for place in np.unique(places):
             chosen = np.flatnonzero(places == place)
-            region = self._regions[place] if place >= 0 else None
-            if region is None:
+            if place < 0:
                 self._outside(instruction, addresses[chosen], size, lanes[chosen])
                 continue
+            region = self._regions[place]
             offsets = (addresses[chosen] - np.uint64(region.base)).astype("i8")
             inside = offsets + size <= len(region.data)
             if not inside.all():
@@ -175,7 +175,9 @@ class GlobalMemory:
     def _outside(self, instruction: Instruction, addresses: Array, size: int, lanes: Array) -> None:
         address = int(addresses[0])
         if address < FIRST:
-            where = f"address {address:#x} belongs to no tensor" + (" (a null pointer plus an offset)" if address < GAP else "")
+            where = f"address {address:#x} belongs to no tensor" + (
+                " (a null pointer plus an offset)" if address < GAP else ""
+            )
         else:
             # Signed offsets are told from the nearest storage: GAP is twice what any offset here can mean.
             place = min((address - FIRST + GAP // 2) // GAP, len(self._regions) - 1)
@@ -183,7 +185,10 @@ class GlobalMemory:
             offset = address - region.base
             where = f"byte {offset} of {region.name}, which has {len(region.data)} bytes"
         self.findings.add(
-            Kind.GLOBAL_BOUNDS, instruction, len(addresses), f"{self.findings.thread(int(lanes[0]))} accesses {size} byte(s) at {where}"
+            Kind.GLOBAL_BOUNDS,
+            instruction,
+            len(addresses),
+            f"{self.findings.thread(int(lanes[0]))} accesses {size} byte(s) at {where}",
         )
 
     def _aligned(
@@ -195,7 +200,8 @@ class GlobalMemory:
             Kind.MISALIGNED,
             instruction,
             int(bad.sum()),
-            f"{self.findings.thread(int(lanes[first]))} accesses {size} bytes at {int(addresses[first]):#x}, which is no multiple of {size}",
+            f"{self.findings.thread(int(lanes[first]))} accesses {size} bytes at {int(addresses[first]):#x}, "
+            f"which is no multiple of {size}",
         )
         kept = np.flatnonzero(~bad)
         return addresses[kept], lanes[kept], kept

@@ -156,14 +156,18 @@ class Program:
 
     def _branch(self, instruction: Instruction, target: int, following: int) -> Callable[[Mask], Exits]:
         assert instruction.guard is not None
-        predicate, negated, lanes = self.builder.source(instruction.guard, "pred"), instruction.negated, self.machine.lanes
+        predicate, negated, lanes = (
+            self.builder.source(instruction.guard, "pred"),
+            instruction.negated,
+            self.machine.lanes,
+        )
 
         def leave(mask: Mask) -> Exits:
             taken = ~predicate if negated else predicate
-            total = lanes
+            total: int = lanes
             if mask is not True:
                 taken = taken & mask
-                total = np.count_nonzero(mask)
+                total = int(np.count_nonzero(mask))
             count = np.count_nonzero(taken)
             if count == total:
                 return [(target, mask)]

@@ -190,7 +190,9 @@ class _Parser:
             if threads is not None:
                 sizes = [int(size) for size in threads[1].split(",")]
                 if any(size != 1 for size in sizes[1:]):
-                    raise PTXError(f"PTX line {number + 1}: blocks of more than one dimension are not supported: {line}")
+                    raise PTXError(
+                        f"PTX line {number + 1}: blocks of more than one dimension are not supported: {line}"
+                    )
                 self.made.threads = sizes[0]
             if line.startswith("{"):
                 return number + 1

@@ -10,12 +10,13 @@ empties it; one that some reach closes the entries for those CTAs only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mla_conformance.suites.emulator.accesses import WARP, Pattern, Patterns, Relation, relation
 from mla_conformance.suites.emulator.findings import Findings, Kind
+from mla_conformance.suites.emulator.logs import Log
 from mla_conformance.suites.emulator.ptx import Instruction
 from mla_conformance.suites.emulator.types import Array, Mask
 
@@ -28,65 +29,6 @@ _POISON = 0xFF
 """What a copy's destination holds until the copy is waited for: NaN in every float format."""
 
 
-class Log:
-    """Patterns accessed and not yet ordered; a mask over lanes says for which threads each is still open.
-
-    Attributes:
-        state: a number that is equal only for equal contents, or None where that is not known. A pattern that was found
-            to conflict with nothing in a state need not be checked against it again.
-    """
-
-    _states: ClassVar[dict[tuple[int, int], int]] = {}
-
-    def __init__(self) -> None:
-        self.open: dict[int, tuple[Pattern, Mask]] = {}
-        self.state: int | None = 0
-
-    def add(self, pattern: Pattern, lanes: Mask = True) -> None:
-        """Note an access by those of the pattern's lanes that are in ``lanes``."""
-        before = self.open.get(pattern.serial)
-        if lanes is True:
-            if before is None or before[1] is not True:
-                self._turn(pattern.serial if before is None else None)
-                self.open[pattern.serial] = pattern, True
-            return
-        self._turn(None)
-        self.open[pattern.serial] = pattern, lanes if before is None else before[1] is True or before[1] | lanes
-
-    def remove(self, pattern: Pattern) -> Mask | None:
-        """Forget a pattern; returns for whom it was open, None if it was not there."""
-        found = self.open.pop(pattern.serial, None)
-        self._turn(~pattern.serial)
-        return None if found is None else found[1]
-
-    def clear(self) -> None:
-        """Forget all."""
-        self.open.clear()
-        self.state = 0
-
-    def close(self, lanes: Mask) -> None:
-        """The threads of ``lanes`` passed a barrier."""
-        if lanes is True:
-            self.clear()
-            return
-        for serial, (pattern, still) in list(self.open.items()):
-            left = ~lanes if still is True else still & ~lanes
-            if left[pattern.lanes].any():
-                self.open[serial] = pattern, left
-            else:
-                del self.open[serial]
-        self._turn(None)
-
-    def _turn(self, change: int | None) -> None:
-        """Equal changes lead from equal states to equal states; a partial change (None) leads to no known one."""
-        if not self.open and change is None:
-            self.state = 0
-        elif self.state is None or change is None:
-            self.state = None
-        else:
-            self.state = self._states.setdefault((self.state, change), len(self._states) + 1)
-
-
 class SharedMemory:
     """One CTA after the other, ``stride`` bytes apart.
 
@@ -97,7 +39,9 @@ class SharedMemory:
         check: False leaves out the records (bounds and alignment are always checked).
     """
 
-    def __init__(self, size: int, threads: int, ctas: int, grain: int, findings: Findings, *, check: bool = True) -> None:
+    def __init__(
+        self, size: int, threads: int, ctas: int, grain: int, findings: Findings, *, check: bool = True
+    ) -> None:
         self.size, self.findings, self.check = size, findings, check
         self.stride = max(ROW, -(-size // ROW) * ROW)
         self.data = np.zeros(self.stride * ctas, "u1")
@@ -155,9 +99,7 @@ class SharedMemory:
                 self.findings.add(kind, instruction, int(bad.sum()), detail)
         good = ~(outside | crooked)
         faulty = not good.all()
-        made = self.patterns.make(
-            instruction, address, mask, lanes[good], starts[good], size, self.base[lanes[good]]
-        )
+        made = self.patterns.make(instruction, address, mask, lanes[good], starts[good], size, self.base[lanes[good]])
         if faulty:
             self.patterns.forget(made)
         return made
@@ -204,6 +146,7 @@ class SharedMemory:
         """``lanes`` waited for their copies into ``pattern``: to the others that is a write of just now.
 
         Args:
+            pattern: where the copy goes.
             values: [n, size] bytes, a row for each of the pattern's lanes.
             lanes: which of them waited.
         """
@@ -256,7 +199,13 @@ class SharedMemory:
             self.bulk.check(pattern, writes=False)
         if pattern.initialised_in != self.batch:
             self._check_initialised(pattern)
-        states = self.pending.state, self.writes.state, self.atomics.state, self.warp_writes.state, self.warp_atomics.state
+        states = (
+            self.pending.state,
+            self.writes.state,
+            self.atomics.state,
+            self.warp_writes.state,
+            self.warp_atomics.state,
+        )
         if states not in pattern.clean:
             before = self.findings.total
             self._check_pending(pattern, Kind.PENDING_READ)

@@ -148,7 +148,7 @@ def decode(raw: bytes) -> TensorMap:
 def swizzled(addresses: Array, span: int) -> Array:
     """Where the copy unit puts the 16 bytes that belong at shared ``addresses``; ``span`` 0, 32, 64 or 128 bytes."""
     # Bits 4 to 6 name a 16-byte piece of a 128-byte line; they are mixed with the number of the line.
-    return np.bitwise_xor(addresses, (addresses >> 3) & {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}[span])
+    return np.asarray(addresses ^ ((addresses >> 3) & {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}[span]))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,11 @@ Mask: TypeAlias = Array | Literal[True]
 # bf16 values travel as bit patterns: NumPy has no such type.
 DTYPES: dict[str, str] = {
     "pred": "?",
-    **{f"{kind}{bits}": f"{code}{bits // 8}" for kind, code in (("s", "i"), ("u", "u"), ("b", "u")) for bits in (8, 16, 32, 64)},
+    **{
+        f"{kind}{bits}": f"{code}{bits // 8}"
+        for kind, code in (("s", "i"), ("u", "u"), ("b", "u"))
+        for bits in (8, 16, 32, 64)
+    },
     "f16": "f2",
     "bf16": "u2",
     "f32": "f4",

@@ -22,7 +22,7 @@ from mla_conformance.suites.emulator.ptx import Instruction
 from mla_conformance.suites.emulator.types import PACKED, Array, Mask, dtype_of
 
 _SINKS = frozenset(
-    "st atom red cp mma ld ldmatrix stmatrix bra ret exit mbarrier call redux vote match brx bar barrier prefetch".split()
+    "st atom red cp ld prefetch mma ldmatrix stmatrix bra brx ret exit call bar barrier mbarrier redux vote match".split()  # noqa: SIM905
 )
 """Where an undefined operand matters. What ``ld`` reads besides the address is memory, which is not followed."""
 _WORD = re.compile(r"%[\w.]+")
@@ -124,8 +124,7 @@ class _Shadows:
     def __init__(self, builder: Builder, tainted: set[str]) -> None:
         self.builder, self.machine = builder, builder.machine
         self.undefined = {
-            name: np.ones((self.machine.lanes, builder.register(name).dtype.itemsize), bool)
-            for name in sorted(tainted)
+            name: np.ones((self.machine.lanes, builder.register(name).dtype.itemsize), bool) for name in sorted(tainted)
         }
         self.machine.undefined += self.undefined.values()
 
@@ -166,7 +165,8 @@ class _Shadows:
                     continue
                 bad = shadow.any(1) if mask is True else shadow.any(1) & mask
                 if bad.any():
-                    detail = f"{thread(int(np.flatnonzero(bad)[0]))}: {name} was never written, or computed from what was not"
+                    first = thread(int(np.flatnonzero(bad)[0]))
+                    detail = f"{first}: {name} was never written, or computed from what was not"
                     findings.add(Kind.UNINITIALISED_REGISTER, ins, int(bad.sum()), detail)
 
         return check
@@ -210,7 +210,9 @@ class _Shadows:
             return lambda: self._unpacked(names, operands[1])
         if mnemonic == "cvt" and len(operands) == 3 and ins.parts[-2] in ("bf16x2", "f16x2"):
             upper, lower = operands[1:]
-            return lambda: [(targets[0], np.repeat(np.concatenate([_any(self._of(t)) for t in (lower, upper)], 1), 2, 1))]
+            return lambda: [
+                (targets[0], np.repeat(np.concatenate([_any(self._of(t)) for t in (lower, upper)], 1), 2, 1))
+            ]
         if mnemonic == "prmt" and len(ins.parts) == 2 and operands[3][0].isdigit():
             return lambda: [(targets[0], self._permuted(operands, int(operands[3].rstrip("U"), 0)))]
         if mnemonic == "selp":
@@ -246,7 +248,7 @@ class _Shadows:
         constants = [text for text in ins.operands[1:] if text.lstrip("-")[0].isdigit()]
         if ins.parts[0] != "and" or not constants:
             return np.ones(size, bool)
-        return self.builder.source(constants[0], ins.parts[-1]).reshape(1).view("u1") != 0
+        return np.asarray(self.builder.source(constants[0], ins.parts[-1]).reshape(1).view("u1") != 0)
 
     def _permuted(self, operands: Sequence[str], selector: int) -> Array:
         """Each byte of the result comes from one byte of two registers."""
@@ -266,9 +268,9 @@ class _Shadows:
             return np.repeat(_any(shadow).reshape(-1, WARP).any(1), WARP)[:, None]
         lane = self.machine.lane_in_warp
         source, _ = shuffled_lanes(ins.parts[2], lane, amount, clamp)
-        return shadow[np.arange(self.machine.lanes) - lane + source]
+        return np.asarray(shadow[np.arange(self.machine.lanes) - lane + source])
 
 
 def _any(shadow: Array) -> Array:
     """[lanes, 1]: whether any part is undefined."""
-    return shadow.any(1, keepdims=True)
+    return np.asarray(shadow.any(1, keepdims=True))

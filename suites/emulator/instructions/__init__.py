@@ -11,11 +11,13 @@ from mla_conformance.suites.emulator.instructions import (
     integer,
     logic,
     matrix,
+    matrix_memory,
     mbarrier,
     memory,
     movement,
     synchronization,
     tensor_copy,
+    tensormap,
     warp,
 )
 
@@ -30,10 +32,12 @@ __all__ = [
     "integer",
     "logic",
     "matrix",
+    "matrix_memory",
     "mbarrier",
     "memory",
     "movement",
     "synchronization",
     "tensor_copy",
+    "tensormap",
     "warp",
 ]

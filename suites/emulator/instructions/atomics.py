@@ -13,7 +13,22 @@ from mla_conformance.suites.emulator.instructions.registry import instruction
 from mla_conformance.suites.emulator.ptx import Instruction
 from mla_conformance.suites.emulator.types import PACKED, Array, Mask, dtype_of, is_float
 
-_KNOWN = {"global", "shared", "shared:cta", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "noftz", "v2", "v4", "v8"}
+_KNOWN = {
+    "global",
+    "shared",
+    "shared:cta",
+    "relaxed",
+    "acquire",
+    "release",
+    "acq_rel",
+    "cta",
+    "gpu",
+    "sys",
+    "noftz",
+    "v2",
+    "v4",
+    "v8",
+}
 _OPERATIONS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 
 

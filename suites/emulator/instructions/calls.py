@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def call(builder: Builder, ins: Instruction) -> Step:
 def _assert_fail(builder: Builder, ins: Instruction, results: list[str], parameters: list[str]) -> Step:
     if len(parameters) != 5:
         raise builder.unsupported()
-    message, file, function, size = (builder.lanes(parameters[i], "b64") for i in (0, 1, 3, 4))
+    message, file, function = (builder.lanes(parameters[i], "b64") for i in (0, 1, 3))
     line, machine = builder.lanes(parameters[2], "u32"), builder.machine
 
     def step(mask: Mask) -> None:
@@ -70,8 +71,9 @@ def _print(builder: Builder, ins: Instruction, results: list[str], parameters: l
 
     def step(mask: Mask) -> None:
         for lane in machine.active(mask):
-            text, arguments = _text(machine, int(form[lane])), _arguments(machine, int(lane), int(values[lane]))
-            print(_CONVERSION.sub(lambda found: _formatted(machine, found, arguments), text), end="")
+            text = _text(machine, int(form[lane]))
+            formatted = partial(_formatted, machine, _arguments(machine, int(lane), int(values[lane])))
+            print(_CONVERSION.sub(formatted, text), end="")
             count[lane] = len(_CONVERSION.findall(text))
 
     return step
@@ -94,7 +96,7 @@ def _arguments(machine: Machine, lane: int, address: int) -> Callable[[str], Arr
     return take
 
 
-def _formatted(machine: Machine, found: re.Match[str], take: Callable[[str], Array]) -> str:
+def _formatted(machine: Machine, take: Callable[[str], Array], found: re.Match[str]) -> str:
     kind, length = found[2], found[1] or ""
     if kind == "%":
         return "%"

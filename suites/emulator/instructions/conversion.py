@@ -157,7 +157,9 @@ def _small_pair(builder: Builder, ins: Instruction, target: str, source: str) ->
             halves, wide = builder.lanes(ins.operands[1], source), source.removesuffix("x2")
             pair = lambda: (formats.widen(halves[1::2], wide), formats.widen(halves[0::2], wide))  # noqa: E731
         # PTX's conversions to these formats saturate, .satfinite being mandatory.
-        return _join(builder, kind, lambda x: formats.narrow(np.maximum(x, 0) if relu else x, kind, rounding, True), pair)
+        return _join(
+            builder, kind, lambda x: formats.narrow(np.maximum(x, 0) if relu else x, kind, rounding, True), pair
+        )
     if source in _SMALL_PAIRS and target in ("f16x2", "bf16x2"):
         return _widen_pair(builder, ins, source.removesuffix("x2"), target, relu)
     raise builder.unsupported()

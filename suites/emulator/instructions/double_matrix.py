@@ -19,7 +19,11 @@ _QUAD = 4
 def multiply_accumulate(builder: Builder, ins: Instruction) -> Step:
     """Lane 4 g + t holds A at rows g (and g + 8), columns t, t + 4, ..., and B at the same rows of column g."""
     shape = next((part for part in ins.parts if part in _SHAPES), "")
-    if not shape or ins.parts[1:3] != ("sync", "aligned") or ins.parts[4:] != ("row", "col", "f64", "f64", "f64", "f64"):
+    if (
+        not shape
+        or ins.parts[1:3] != ("sync", "aligned")
+        or ins.parts[4:] != ("row", "col", "f64", "f64", "f64", "f64")
+    ):
         raise builder.unsupported()
     m, n, k = (int(size) for size in re.findall(r"\d+", shape))
     machine, halves, steps = builder.machine, m // 8, k // _QUAD

@@ -74,7 +74,7 @@ def sign(builder: Builder, ins: Instruction) -> Step:
     def change(a: Array) -> Array:
         bits = a.view(f"u{a.dtype.itemsize}")
         top = np.array(1 << (8 * a.dtype.itemsize - 1), bits.dtype)
-        return (bits ^ top if negate else bits & ~top).view(a.dtype)
+        return np.asarray(bits ^ top if negate else bits & ~top).view(a.dtype)
 
     step = _modified(ins, change) if kind != "bf16" else change
     return elementwise(builder, ins.parts[-1], step, *sources_of(builder, ins.parts[-1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,12 @@ def multiply_add(builder: Builder, ins: Instruction) -> Step:
     wide = _WIDER.get(type_, "") if "wide" in ins.parts else type_
     if not wide:
         raise builder.unsupported()
-    product = {"wide": integers.mul_wide, "hi": integers.mul_hi, "lo": np.multiply}[ins.parts[1]]
+    products: dict[str, Callable[[Array, Array], Any]] = {
+        "wide": integers.mul_wide,
+        "hi": integers.mul_hi,
+        "lo": np.multiply,
+    }
+    product = products[ins.parts[1]]
     a, b = (builder.source(text, type_) for text in ins.operands[1:3])
     c = builder.source(ins.operands[3], wide)
     return elementwise(builder, wide, lambda a, b, c: np.add(product(a, b), c), a, b, c)

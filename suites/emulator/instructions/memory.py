@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from mla_conformance.suites.emulator import memory
+from mla_conformance.suites.emulator.accesses import Pattern
 from mla_conformance.suites.emulator.builder import Address, Builder, Step
 from mla_conformance.suites.emulator.findings import Kind
 from mla_conformance.suites.emulator.instructions.registry import instruction
@@ -33,59 +36,98 @@ def space_of(builder: Builder, ins: Instruction) -> str:
     return space
 
 
+class _Access:
+    """Where one load or store goes: ``count`` elements of ``dtype`` a lane, in any state space."""
+
+    def __init__(self, builder: Builder, ins: Instruction, address: Address, type_: str, count: int) -> None:
+        self.machine, self.ins, self.address = builder.machine, ins, address
+        self.dtype, self.count = dtype_of(type_).str[1:], count
+        self.size = dtype_of(type_).itemsize * count
+        self._known: memory.Region | None = None
+
+    def shared(self, mask: Mask, window: int) -> Pattern:
+        """The pattern in shared memory, which lies at ``window`` of the address."""
+        base = self.address.base - np.uint64(window) if window else self.address.base
+        return self.machine.shared.pattern(self.ins, base, self.address.offset, self.size, mask)
+
+    def local(self, mask: Mask, window: int) -> tuple[Array, Array]:
+        """The lanes, and the bytes [n, size] of local memory that each means; each lane has memory of its own."""
+        machine = self.machine
+        lanes = machine.active(mask)
+        per_lane = len(machine.local) // machine.lanes
+        starts = np.broadcast_to(self.address.base, machine.lanes)[lanes].astype("i8") + self.address.offset - window
+        if self.address.base.dtype.itemsize == 4:
+            # Short pointers: an index may be below zero before the offset is added, and the sum wraps.
+            starts &= 0xFFFFFFFF
+        bad = (starts < 0) | (starts + self.size > per_lane) | (starts % self.size != 0)
+        if bad.any():
+            first = int(np.flatnonzero(bad)[0])
+            place = f"byte {int(starts[first])} of {per_lane}, {self.size} byte(s)"
+            detail = f"{machine.thread(int(lanes[first]))}, {place}"
+            machine.findings.add(Kind.LOCAL_BOUNDS, self.ins, int(bad.sum()), detail)
+        return lanes[~bad], (lanes * per_lane + starts)[~bad][:, None] + np.arange(self.size)
+
+    def parts(self, mask: Mask) -> Iterator[tuple[memory.Region, Array, Array]]:
+        """Regions of global memory, with lanes and byte offsets in them."""
+        machine = self.machine
+        lanes = machine.active(mask)
+        base = np.broadcast_to(self.address.base, machine.lanes)
+        addresses = (base if mask is True else base[lanes]).astype("u8") + np.uint64(self.address.offset % 2**64)
+        known = self._known if self._known is not None and machine.memory.holds(self._known) else None
+        for region, chosen, offsets in machine.memory.parts(self.ins, addresses, self.size, lanes, known):
+            self._known = region
+            yield region, lanes[chosen], offsets
+
+    def dispatch(self, space: str, steps: dict[str, Callable[[Mask, int], None]]) -> Step:
+        """The step for ``space``; without one, lanes go where the window says that their address lies."""
+        if space:
+            chosen = steps[space if space != "const" else "global"]
+            return lambda mask: chosen(mask, 0)
+
+        def generic(mask: Mask) -> None:
+            base = np.broadcast_to(self.address.base, self.machine.lanes).astype("u8")
+            active = np.ones(self.machine.lanes, bool) if mask is True else mask
+            shared = active & (base >= SHARED_WINDOW) & (base < LOCAL_WINDOW)
+            local = active & (base >= LOCAL_WINDOW) & (base < LOCAL_WINDOW + SHARED_WINDOW)
+            rest = active & ~shared & ~local
+            for name, lanes, window in (("shared", shared, SHARED_WINDOW), ("local", local, LOCAL_WINDOW)):
+                if lanes.any():
+                    steps[name](lanes, window)
+            if rest.any():
+                steps["global"](True if rest.all() else rest, 0)
+
+        return generic
+
+
 @instruction("ld", "ldu")
 def load(builder: Builder, ins: Instruction) -> Step:
-    """``ld{.space}{.vec}.type``; from ``.param`` it copies a kernel argument."""
+    """``ld{.space}{.vec}.type``; from ``.param`` it copies a kernel argument or a call's result."""
     type_, space = ins.parts[-1], space_of(builder, ins)
     if space == "param":
         local = _call_parameter(builder, ins.operands[1])
         return _move(builder, ins.operands[0], local, type_) if local else _parameter(builder, ins, type_)
     targets = [builder.destination(text, type_) for text in builder.vector(ins.operands[0])]
-    address = builder.address(ins.operands[1])
-    dtype = dtype_of(type_).str[1:]
-    lanes = builder.machine.lanes
+    access = _Access(builder, ins, builder.address(ins.operands[1]), type_, len(targets))
+    machine, dtype, count = builder.machine, access.dtype, access.count
 
-    def place(chosen: Array | None, rows: Array) -> None:
+    def place(lanes: Array, rows: Array) -> None:
+        chosen: Any = slice(None) if len(lanes) == machine.lanes else lanes
         for index, target in enumerate(targets):
-            if chosen is None:
-                target[...] = rows[:, index]
-            else:
-                target[chosen] = rows[:, index]
+            target[chosen] = rows[:, index]
 
-    if space == "shared":
-        shared = builder.machine.shared
-        size = np.dtype(dtype).itemsize * len(targets)
+    def from_shared(mask: Mask, window: int) -> None:
+        pattern = access.shared(mask, window)
+        place(pattern.lanes, machine.shared.read(pattern, dtype, count))
 
-        def from_shared(mask: Mask) -> None:
-            pattern = shared.pattern(ins, address.base, address.offset, size, mask)
-            rows = shared.read(pattern, dtype, len(targets))
-            place(None if len(rows) == lanes else pattern.lanes, rows)
+    def from_local(mask: Mask, window: int) -> None:
+        lanes, index = access.local(mask, window)
+        place(lanes, machine.local[index].view(dtype).reshape(-1, count))
 
-        return from_shared
-    if space == "local":
-        return lambda mask: place(*_local_rows(builder.machine, ins, address, dtype, len(targets), mask, 0))
-    from_global = _global_loader(builder, ins, address, dtype, len(targets), place)
-    return from_global if space else _generic(builder, ins, address, dtype, len(targets), from_global, place, None)
+    def from_global(mask: Mask, window: int) -> None:
+        for region, lanes, offsets in access.parts(mask):
+            place(lanes, memory.gather(region, offsets, dtype, count))
 
-
-def _global_loader(builder: Builder, ins: Instruction, address: Address, dtype: str, count: int, place: object) -> Step:
-    machine = builder.machine
-    size = np.dtype(dtype).itemsize * count
-    known: list[memory.Region | None] = [None]
-    offset = np.uint64(address.offset % 2**64)
-
-    def from_global(mask: Mask) -> None:
-        lanes = machine.active(mask)
-        base = np.broadcast_to(address.base, machine.lanes)
-        addresses = (base if mask is True else base[lanes]).astype("u8") + offset
-        region = known[0] if known[0] is not None and machine.memory.holds(known[0]) else None
-        for found, chosen, offsets in machine.memory.parts(ins, addresses, size, lanes, region):
-            known[0] = found
-            rows = memory.gather(found, offsets, dtype, count)
-            whole = mask is True and isinstance(chosen, slice)
-            place(None if whole else lanes[chosen], rows)  # type: ignore[operator]
-
-    return from_global
+    return access.dispatch(space, {"shared": from_shared, "local": from_local, "global": from_global})
 
 
 def _parameter(builder: Builder, ins: Instruction, type_: str) -> Step:
@@ -119,7 +161,7 @@ def _move(builder: Builder, target: str, source: str, type_: str) -> Step:
 
 @instruction("st")
 def store(builder: Builder, ins: Instruction) -> Step:
-    """``st{.space}{.vec}.type``."""
+    """``st{.space}{.vec}.type``; to ``.param`` it sets a parameter of a call."""
     type_, space = ins.parts[-1], space_of(builder, ins)
     if space == "param":
         local = _call_parameter(builder, ins.operands[0])
@@ -127,41 +169,29 @@ def store(builder: Builder, ins: Instruction) -> Step:
             raise builder.unsupported("parameter address")
         return _move(builder, local, ins.operands[1], type_)
     sources = [builder.lanes(text, type_) for text in builder.vector(ins.operands[1])]
-    address = builder.address(ins.operands[0])
-    machine, dtype, count = builder.machine, dtype_of(type_).str[1:], len(sources)
-    size = np.dtype(dtype).itemsize * count
+    access = _Access(builder, ins, builder.address(ins.operands[0]), type_, len(sources))
+    machine = builder.machine
 
-    def values(lanes: Array | slice) -> Array:
-        first = sources[0][lanes]
-        rows = np.empty((len(first), count), first.dtype)
-        rows[:, 0] = first
-        for index in range(1, count):
-            rows[:, index] = sources[index][lanes]
+    def values(lanes: Array) -> Array:
+        chosen: Any = slice(None) if len(lanes) == machine.lanes else lanes
+        rows = np.empty((len(lanes), len(sources)), sources[0].dtype)
+        for index, source in enumerate(sources):
+            rows[:, index] = source[chosen]
         return rows
 
-    def to_shared(mask: Mask) -> None:
-        pattern = machine.shared.pattern(ins, address.base, address.offset, size, mask)
+    def to_shared(mask: Mask, window: int) -> None:
+        pattern = access.shared(mask, window)
         machine.shared.write(pattern, values(pattern.lanes))
 
-    known: list[memory.Region | None] = [None]
-    offset = np.uint64(address.offset % 2**64)
+    def to_local(mask: Mask, window: int) -> None:
+        lanes, index = access.local(mask, window)
+        machine.local[index] = values(lanes).view("u1").reshape(-1, access.size)
 
-    def to_global(mask: Mask) -> None:
-        lanes = machine.active(mask)
-        base = np.broadcast_to(address.base, machine.lanes)
-        addresses = (base if mask is True else base[lanes]).astype("u8") + offset
-        region = known[0] if known[0] is not None and machine.memory.holds(known[0]) else None
-        for found, chosen, offsets in machine.memory.parts(ins, addresses, size, lanes, region):
-            known[0] = found
-            _put(machine, ins, found, offsets, values(lanes[chosen]), lanes[chosen])
+    def to_global(mask: Mask, window: int) -> None:
+        for region, lanes, offsets in access.parts(mask):
+            _put(machine, ins, region, offsets, values(lanes), lanes)
 
-    def to_local(mask: Mask) -> None:
-        lanes, rows = _local_index(machine, ins, address, size, mask, 0)
-        machine.local[rows[:, None] + np.arange(size)] = np.ascontiguousarray(values(lanes)).view("u1").reshape(-1, size)
-
-    if space == "":
-        return _generic(builder, ins, address, dtype, count, to_global, None, values)
-    return {"shared": to_shared, "local": to_local, "global": to_global}[space]
+    return access.dispatch(space, {"shared": to_shared, "local": to_local, "global": to_global})
 
 
 def _put(machine: Machine, ins: Instruction, region: memory.Region, offsets: Array, rows: Array, lanes: Array) -> None:
@@ -179,66 +209,3 @@ def _put(machine: Machine, ins: Instruction, region: memory.Region, offsets: Arr
             first = int(np.flatnonzero(bad)[0])
             detail = f"{machine.thread(int(lanes[first]))}, byte {int(offsets[first])} of {region.name}"
             machine.findings.add(kind, ins, int(bad.sum()), detail)
-
-
-# ---- local memory: each lane has its own
-
-
-def _local_index(
-    machine: Machine, ins: Instruction, address: Address, size: int, mask: Mask, window: int
-) -> tuple[Array, Array]:
-    lanes = machine.active(mask)
-    per_lane = len(machine.local) // machine.lanes
-    starts = np.broadcast_to(address.base, machine.lanes)[lanes].astype("i8") + address.offset - window
-    if address.base.dtype.itemsize == 4:
-        # Short pointers: an index may be below zero before the offset is added, and the sum wraps.
-        starts &= 0xFFFFFFFF
-    bad = (starts < 0) | (starts + size > per_lane) | (starts % size != 0)
-    if bad.any():
-        first = int(np.flatnonzero(bad)[0])
-        detail = f"{machine.thread(int(lanes[first]))}, byte {int(starts[first])} of {per_lane}, {size} byte(s)"
-        machine.findings.add(Kind.LOCAL_BOUNDS, ins, int(bad.sum()), detail)
-    return lanes[~bad], (lanes * per_lane + starts)[~bad]
-
-
-def _local_rows(
-    machine: Machine, ins: Instruction, address: Address, dtype: str, count: int, mask: Mask, window: int
-) -> tuple[Array, Array]:
-    size = np.dtype(dtype).itemsize * count
-    lanes, rows = _local_index(machine, ins, address, size, mask, window)
-    return lanes, machine.local[rows[:, None] + np.arange(size)].view(dtype).reshape(-1, count)
-
-
-# ---- generic addresses
-
-
-def _generic(
-    builder: Builder, ins: Instruction, address: Address, dtype: str, count: int, other: Step, place: object, values: object
-) -> Step:
-    """An access without a state space: lanes in the shared or local window go there, the rest to global memory."""
-    machine = builder.machine
-    size = np.dtype(dtype).itemsize * count
-
-    def step(mask: Mask) -> None:
-        base = np.broadcast_to(address.base, machine.lanes).astype("u8")
-        active = np.ones(machine.lanes, bool) if mask is True else mask
-        shared = active & (base >= SHARED_WINDOW) & (base < LOCAL_WINDOW)
-        local = active & (base >= LOCAL_WINDOW) & (base < 2 * LOCAL_WINDOW - SHARED_WINDOW)
-        if shared.any():
-            pattern = machine.shared.pattern(ins, base - np.uint64(SHARED_WINDOW), address.offset, size, shared)
-            if place is not None:
-                place(pattern.lanes, machine.shared.read(pattern, dtype, count))  # type: ignore[operator]
-            else:
-                machine.shared.write(pattern, values(pattern.lanes))  # type: ignore[operator]
-        if local.any():
-            if place is not None:
-                place(*_local_rows(machine, ins, address, dtype, count, local, LOCAL_WINDOW))  # type: ignore[operator]
-            else:
-                lanes, rows = _local_index(machine, ins, address, size, local, LOCAL_WINDOW)
-                raw = np.ascontiguousarray(values(lanes)).view("u1").reshape(-1, size)  # type: ignore[operator]
-                machine.local[rows[:, None] + np.arange(size)] = raw
-        rest = active & ~shared & ~local
-        if rest.any():
-            other(True if mask is True and rest.all() else rest)
-
-    return step

@@ -125,7 +125,9 @@ def is_space(builder: Builder, ins: Instruction) -> Step:
     return elementwise(builder, "pred", lambda a: (a >= np.uint64(start)) & (a < np.uint64(end)), source)
 
 
-@instruction("prefetch", "prefetchu", "applypriority", "discard", "nanosleep", "griddepcontrol", "setmaxnreg", "pmevent")
+@instruction(
+    "prefetch", "prefetchu", "applypriority", "discard", "nanosleep", "griddepcontrol", "setmaxnreg", "pmevent"
+)
 def hint(builder: Builder, ins: Instruction) -> Step:
     """Nothing that a value depends on."""
     return lambda mask: None

@@ -24,7 +24,7 @@ _KINDS = ("bulk", "block_scale")
 
 
 def instruction(*mnemonics: str, types: Collection[str] | None = None) -> Callable[[Translator], Translator]:
-    """Register the translator of these mnemonics (opcode up to the first dot), for these last type suffixes if given."""
+    """Register the translator of these mnemonics (opcode up to its first dot), for these last suffixes if given."""
 
     def register(translator: Translator) -> Translator:
         for mnemonic in mnemonics:

@@ -1,4 +1,4 @@
-"""Bulk copies and tensor maps (PTX ISA, 9.7.9.25.4 to 9.7.9.28).
+"""Bulk copies, of bytes and of tiles of a tensor (PTX ISA, 9.7.9.25.4 to 9.7.9.27).
 
 Tiles are copied when the instruction is issued and land as ``bulk.py`` says.
 """
@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from mla_conformance.suites.emulator import floats, memory
-from mla_conformance.suites.emulator.accesses import WARP
 from mla_conformance.suites.emulator.builder import Address, Builder, Step
 from mla_conformance.suites.emulator.bulk import PIECE
 from mla_conformance.suites.emulator.errors import PTXError, UnsupportedInstruction
 from mla_conformance.suites.emulator.findings import Kind
 from mla_conformance.suites.emulator.instructions.registry import instruction
 from mla_conformance.suites.emulator.ptx import Instruction, split_operands
-from mla_conformance.suites.emulator.tensormaps import FIELDS, SIZE, TensorMap, decode, field_place, swizzled
+from mla_conformance.suites.emulator.tensormaps import SIZE, TensorMap, decode, swizzled
 from mla_conformance.suites.emulator.types import Array, Mask, dtype_of, is_float
 
 TENSOR_ALIGNMENT = 128
@@ -133,7 +132,9 @@ class _Copy:
 
     def tiles(self, lanes: Array, sizes: Array | None) -> Iterator[tuple[int, int, _Tile]]:
         """For each lane whose operands make sense: the lane, its byte of shared memory, and its tile."""
-        for lane, start, other in zip(lanes, self.places(self.shared, lanes), self.places(self.other, lanes), strict=True):
+        for lane, start, other in zip(
+            lanes, self.places(self.shared, lanes), self.places(self.other, lanes), strict=True
+        ):
             if self.coordinates:
                 tile = self._tile(int(lane), int(other))
             else:
@@ -255,7 +256,9 @@ class _Store(_Copy):
 
     def _write(self, lane: int, tile: _Tile, values: Array) -> None:
         machine, addresses = self.machine, tile.addresses()
-        for region, chosen, offsets in machine.memory.parts(self.ins, addresses, tile.width, np.full(len(addresses), lane)):
+        for region, chosen, offsets in machine.memory.parts(
+            self.ins, addresses, tile.width, np.full(len(addresses), lane)
+        ):
             new = values[chosen]
             if self.reduction:
                 old = memory.gather(region, offsets, new.dtype.str[1:], 1)[:, 0]
@@ -280,47 +283,3 @@ class _Store(_Copy):
         else:
             raise self.refuse(f".{self.reduction} of .{element}")
         return np.ascontiguousarray(result).view(old.dtype)
-
-
-@instruction("tensormap")
-def tensor_map(builder: Builder, ins: Instruction) -> Step:
-    """``tensormap.replace`` of a map in shared memory, and ``tensormap.cp_fenceproxy`` of it to global memory."""
-    if ins.parts[1] == "cp_fenceproxy":
-        return _publish(builder, ins)
-    parts = ins.parts
-    if parts[1:3] != ("replace", "tile") or parts[4:6] != ("shared:cta", "b1024") or parts[3] not in (FIELDS.names or ()):
-        raise builder.unsupported()
-    index = int(ins.operands[1], 0) if len(ins.operands) == 3 else 0
-    place, width = field_place(parts[3], index)
-    address, values = builder.address(ins.operands[0]), builder.lanes(ins.operands[-1], f"b{8 * width}")
-    if dtype_of(parts[-1]).itemsize != width:
-        raise builder.unsupported()
-    shared = builder.machine.shared
-
-    def step(mask: Mask) -> None:
-        pattern = shared.pattern(ins, address.base, address.offset + place, width, mask)
-        shared.write(pattern, values[pattern.lanes][:, None])
-
-    return step
-
-
-def _publish(builder: Builder, ins: Instruction) -> Step:
-    known = ("global", "shared:cta", "tensormap:generic", "release")
-    if ins.parts[2:6] != known or ins.parts[-2:] != ("sync", "aligned") or int(ins.operands[2], 0) != SIZE:
-        raise builder.unsupported()
-    machine, shared = builder.machine, builder.machine.shared
-    target, source = builder.address(ins.operands[0]), builder.address(ins.operands[1])
-    piece = 4 * machine.lane_in_warp.astype("u8")
-
-    def step(mask: Mask) -> None:
-        # The whole warp copies the map, each lane a word, after all of it have come.
-        whole = np.repeat(machine.whole_warps(ins, mask), WARP)
-        shared.warp_barrier(True if mask is True else whole)
-        pattern = shared.pattern(ins, source.base + piece, source.offset, 4, mask)
-        rows = shared.read(pattern, "u4", 1)
-        places = (np.broadcast_to(target.base, machine.lanes) + piece)[pattern.lanes].astype("u8")
-        places = places + np.uint64(target.offset % 2**64)
-        for region, chosen, offsets in machine.memory.parts(ins, places, 4, pattern.lanes):
-            memory.scatter(region, offsets, rows[chosen])
-
-    return step

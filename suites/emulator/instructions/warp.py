@@ -39,7 +39,7 @@ def shuffle(builder: Builder, ins: Instruction) -> Step:
     target = builder.destination(targets[0], "b32")
     inside = builder.destination(targets[1], "pred") if len(targets) > 1 else None
     value = builder.lanes(ins.operands[1], "b32")
-    amount, clamp = (builder.source(text, "u32").astype("i8") if text[0].isdigit() else builder.source(text, "u32") for text in ins.operands[2:4])
+    amount, clamp = (builder.source(text, "u32") for text in ins.operands[2:4])
     members = _members(builder, ins.operands[4])
     machine = builder.machine
     lane, mode = machine.lane_in_warp, ins.parts[2]
@@ -119,11 +119,18 @@ def vote(builder: Builder, ins: Instruction) -> Step:
 
 @instruction("redux")
 def reduce(builder: Builder, ins: Instruction) -> Step:
-    """``redux.sync.op``: add, min, max of integers, and, or, xor; min and max of f32 (sm_100), with ``.abs`` and ``.NaN``."""
+    """``redux.sync.op``: integers; min and max of f32 (sm_100) too, with ``.abs`` and ``.NaN``."""
     if ins.parts[-1] == "f32":
         return _reduce_f32(builder, ins)
-    functions = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
-    function = functions.get(ins.parts[2], np.bitwise_xor if ins.parts[2] == "xor" else None)
+    functions = {
+        "add": np.add,
+        "min": np.minimum,
+        "max": np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }
+    function = functions.get(ins.parts[2])
     type_ = ins.parts[-1]
     if function is None or type_ not in ("s32", "u32", "b32"):
         raise builder.unsupported()
@@ -166,7 +173,6 @@ def match(builder: Builder, ins: Instruction) -> Step:
     if ins.parts[1:3] != ("any", "sync"):
         raise builder.unsupported()
     target, value = builder.destination(ins.operands[0], "b32"), builder.lanes(ins.operands[1], ins.parts[-1])
-    machine = builder.machine
 
     def step(mask: Mask) -> None:
         lanes = value.reshape(-1, WARP)

@@ -46,7 +46,12 @@ class Lane(base.Lane):
 
     def environment(self) -> dict[str, str]:
         """Kernels are compiled, not interpreted; vLLM accepts a missing driver; workers share the cores."""
-        return {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        return {
+            "TRITON_INTERPRET": "0",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
 
     def declines(self, problem: MLADecodeProblem, implementation: Implementation) -> str | None:
         """Decline what would take minutes."""

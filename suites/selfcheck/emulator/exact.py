@@ -108,7 +108,9 @@ def infinity(negative: bool) -> Value:
 
 def finite(number: Fraction | int, zero_negative: bool = False) -> Value:
     """The value of a rational; ``zero_negative`` gives the sign where it is zero."""
-    return Value(number < 0 if number else zero_negative, Fraction(abs(number)))
+    size = abs(number)
+    negative = number.numerator < 0 if number else zero_negative
+    return Value(negative, size if isinstance(size, Fraction) else Fraction(size))
 
 
 @cache

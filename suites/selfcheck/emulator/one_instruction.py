@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 
 import torch
 
@@ -220,14 +221,19 @@ def random_float(draw: random.Random, form: Format, near: int | None = None) -> 
 
 @cache
 def floats(form: Format, operands: int = 1, count: int = 120, seed: str = "floats") -> list[Vector]:
-    """Specials against each other and random operands, many of them close in size to their neighbours."""
+    """Zeros, one, infinities and NaN in every combination, 200 of the other specials, and random operands.
+
+    Many of the random ones are close in size to their neighbours.
+    """
     draw = random.Random(f"{seed}{form}{operands}")
     specials = float_specials(form)
-    vectors: list[Vector] = [(value,) for value in specials]
-    for _ in range(operands - 1):
-        vectors = [(*vector, value) for vector in vectors for value in specials]
-    if len(vectors) > 240:
-        vectors = draw.sample(vectors, 240)
+    if operands == 1:
+        vectors = [(value,) for value in specials]
+    else:
+        one, nan = form.bias << (form.mantissa_bits + form.unused), form.sign_bit - 1
+        core = [0, form.sign_bit, one, form.infinity, form.infinity | form.sign_bit, nan]
+        vectors = list(product(core, repeat=operands))
+        vectors += [tuple(draw.choices(specials, k=operands)) for _ in range(200)]
     for _ in range(count):
         vector: list[int] = []
         for index in range(operands):

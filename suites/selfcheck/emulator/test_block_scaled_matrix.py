@@ -60,13 +60,17 @@ def accumulators(lane: int, i: int) -> tuple[int, int]:
     return lane // 4 + 8 * (i // 2), 2 * (lane % 4) + i % 2
 
 
-def run(opcode: str, a: list[list[int]], b: list[list[int]], c: list[list[int]], tail: str, scales: list[list[int]]) -> list[list[int]]:
+def run(
+    opcode: str, a: list[list[int]], b: list[list[int]], c: list[list[int]], tail: str, scales: list[list[int]]
+) -> list[list[int]]:
     """Results [lane][i] of one instruction with the given registers."""
     inputs = {f"a{i}": ("b32", words) for i, words in enumerate(a)}
     inputs |= {f"b{i}": ("b32", words) for i, words in enumerate(b)}
     inputs |= {f"c{i}": ("b32", words) for i, words in enumerate(c)}
     inputs |= {f"s{i}": ("b32", words) for i, words in enumerate(scales)}
-    names = [", ".join(f"%{letter}{i}" for i in range(n)) for letter, n in (("d", 4), ("a", len(a)), ("b", len(b)), ("c", 4))]
+    names = [
+        ", ".join(f"%{letter}{i}" for i in range(n)) for letter, n in (("d", 4), ("a", len(a)), ("b", len(b)), ("c", 4))
+    ]
     line = f"{opcode} {', '.join('{' + n + '}' for n in names)}{tail};"
     return [list(row) for row in execute(line, inputs, {f"d{i}": "b32" for i in range(4)}, threads=32)]
 
@@ -120,7 +124,8 @@ def test_blocks_are_scaled_by_the_selected_bytes_of_the_selected_threads(
     a_registers = registers([[pack(left, code) for code in row] for row in a], width, rows=True)
     b_registers = registers([[pack(right, code) for code in row] for row in b], width, rows=False)
     c = start_values(draw)
-    opcode = f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}.block_scale.scale_vec::{blocks}X.f32.{left}.{right}.f32.{scale}"
+    head = f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}.block_scale"
+    opcode = f"{head}.scale_vec::{blocks}X.f32.{left}.{right}.f32.{scale}"
     choices = [(byte, thread) for byte in range(0, 4, blocks) for thread in range(4)]
     if kind == "mxf8f6f4" and (left, right) != ("e4m3", "e2m1"):
         choices = draw.sample(choices, 2)
@@ -131,11 +136,21 @@ def test_blocks_are_scaled_by_the_selected_bytes_of_the_selected_threads(
         for row in range(16):
             # The pair of threads 2 s and 2 s + 1 of a quad holds the scales of rows g and g + 8.
             mine = codes[0][4 * (row % 8) + 2 * thread_a + row // 8]
-            rows.append([number(FORMATS[left], x) * scale_value(scale, mine[byte + j * blocks // k]) for j, x in enumerate(a[row])])
+            rows.append(
+                [
+                    number(FORMATS[left], x) * scale_value(scale, mine[byte + j * blocks // k])
+                    for j, x in enumerate(a[row])
+                ]
+            )
         columns = []
         for column in range(8):
             mine = codes[1][4 * column + thread]
-            columns.append([number(FORMATS[right], x) * scale_value(scale, mine[byte + j * blocks // k]) for j, x in enumerate(b[column])])
+            columns.append(
+                [
+                    number(FORMATS[right], x) * scale_value(scale, mine[byte + j * blocks // k])
+                    for j, x in enumerate(b[column])
+                ]
+            )
         words = [[int.from_bytes(bytes(line), "little") for line in side] for side in codes]
         tail = f", %s0, {{{byte}, {thread_a}}}, %s1, {{{byte}, {thread}}}"
         assert run(opcode, a_registers, b_registers, c, tail, words) == wanted(rows, columns, c), (byte, thread)
@@ -170,9 +185,18 @@ def test_a_nan_scale_makes_its_whole_row_nan(scale: str) -> None:
     ones = int.from_bytes(bytes([one] * 4), "little")
     left = [ones] * 32
     left[4 * 3 + 1] = ones & ~0xFF | nan
-    opcode = f"mma.sync.aligned.m16n8k64.row.col.kind::{kind}.block_scale.scale_vec::{blocks}X.f32.e2m1.e2m1.f32.{scale}"
+    opcode = (
+        f"mma.sync.aligned.m16n8k64.row.col.kind::{kind}.block_scale.scale_vec::{blocks}X.f32.e2m1.e2m1.f32.{scale}"
+    )
     zeros = [[0] * 32 for _ in range(4)]
-    got = run(opcode, registers(a, 4, rows=True), registers(b, 4, rows=False), zeros, ", %s0, {0, 0}, %s1, {0, 0}", [left, [ones] * 32])
+    got = run(
+        opcode,
+        registers(a, 4, rows=True),
+        registers(b, 4, rows=False),
+        zeros,
+        ", %s0, {0, 0}, %s1, {0, 0}",
+        [left, [ones] * 32],
+    )
     for lane in LANES:
         for i in range(4):
             row, _ = accumulators(lane, i)

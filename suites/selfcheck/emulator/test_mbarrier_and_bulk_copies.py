@@ -19,6 +19,7 @@ THREADS = 64
 SHARED = 8192
 BARRIER = 8128
 REGISTERS = ".reg .pred %p<8>;\n.reg .b16 %h<8>;\n.reg .b32 %r<40>;\n.reg .b64 %rd<20>;"
+PUBLISHED = "global.shared::cta.tensormap::generic.release.gpu.sync.aligned"
 MAP = ".param .align 64 .b8 p{}[128]"
 POINTER = ".param .u64 p{}"
 PROLOGUE = """
@@ -122,7 +123,7 @@ def test_a_state_token_names_the_phase_of_its_arrival() -> None:
 def test_warps_that_wait_for_each_other_take_turns() -> None:
     """Warp 0 hands eight numbers to warp 1 through one slot, with a phase for 'full' and one for 'empty'."""
     full, empty = "[%r2]", "[%r2+8]"
-    spin = "{{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, {}, {};\n@!done bra.uni again;\n}}"
+    spin = WAIT.replace("[%r2]", "{}")
     body = [
         *(f"@%p0 mbarrier.init.shared::cta.b64 {place}, 32;" for place in (full, empty)),
         "bar.sync 0;",
@@ -383,7 +384,7 @@ def test_a_map_made_in_shared_memory_serves_after_it_was_published() -> None:
         "@%p0 tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%rd6], %rd7;",
         "@%p0 tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%rd6], 0, 48;",
         *(replace.format(*field) for field in fields),
-        "@%p1 tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd1], [%rd6], 128;",
+        f"@%p1 tensormap.cp_fenceproxy.{PUBLISHED} [%rd1], [%rd6], 128;",
         "fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128;\nbar.sync 0;",
     ]
     run = launch([*make, *load_body(2, (3, 5), 128)[1:]], [POINTER] * 3, [space, out, source])

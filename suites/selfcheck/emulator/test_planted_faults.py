@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
-from mla_conformance.suites.corpus.launches_models import PLUGIN
 from mla_conformance.suites.emulator import Kind
 
-from .builds import LAUNCHERS, Build, build_of
+from .builds import Build
 from .traces import judged
 
 UNORDERED = {Kind.READ_AFTER_WRITE, Kind.WRITE_AFTER_READ, Kind.WRITE_AFTER_WRITE}
 UNFINISHED = {Kind.PENDING_READ, Kind.PENDING_WRITE, Kind.PENDING_AT_EXIT}
-COPYING = [
-    "vllm_bf16", "vllm_fp8", "split_bf16", "split_bf16_wide", "split_fp16", "matmul_2", "matmul_3", "matmul_4", "gguf_q4_k"
-]  # fmt: skip
+COPYING = ["vllm_bf16", "vllm_fp8", "split_bf16", "split_bf16_wide", "split_fp16"]
+COPYING += ["matmul_2", "matmul_3", "matmul_4", "gguf_q4_k"]
 """The builds that Triton pipelines with cp.async."""
+ONE_WARP = "transpose_1_warp"
+BUILDS = ["vllm_one_head", "split_fp8", "merge", "softmax", ONE_WARP, *COPYING]
 
 
 @dataclass(frozen=True)
@@ -67,35 +66,30 @@ EXPLAINED = {
 }
 """Edits after which the kernel is still right, by the site's number among those of its kind.
 
-A pair of commits closes the two copies of one stage. Without the first of them both copies are in one group. That changes
-what a wait covers only if it leaves younger groups alone; the very first pair is the oldest, and waits count from the
-youngest.
+A pair of commits closes the two copies of one stage. Without the first of them both copies are in one group. That
+changes what a wait covers only if it leaves younger groups alone; the very first pair is the oldest, and waits count
+from the youngest.
 """
 CASES = [
-    *((build, "barrier deleted") for build in LAUNCHERS if build != "transpose_1_warp"),
-    *((build, "store deleted") for build in LAUNCHERS),
-    ("transpose_1_warp", "warp barrier deleted"),
-    *((b, e) for b in COPYING for e in ("wait deleted", "wait a group later", "commit deleted")),
+    *((build, "barrier deleted") for build in BUILDS if build != ONE_WARP),
+    *((build, "store deleted") for build in BUILDS),
+    (ONE_WARP, "warp barrier deleted"),
+    *((build, edit) for build in COPYING for edit in ("wait deleted", "wait a group later", "commit deleted")),
 ]
+Builds = Callable[[str], Build]
 
 
-def _build(name: str) -> Build:
-    if name.startswith("gguf") and importlib.util.find_spec(PLUGIN) is None:
-        pytest.skip(f"{PLUGIN} is not installed")
-    return build_of(name)
-
-
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_unedited_kernels_have_no_finding(name: str) -> None:
+@pytest.mark.parametrize("name", BUILDS)
+def test_unedited_kernels_have_no_finding(name: str, build_of: Builds) -> None:
     """As compiled, no kernel is reported, and it runs a loop more than once or has none."""
-    run = _build(name).run()
+    run = build_of(name).run()
     assert not run.findings, "\n".join(map(str, run.findings))
 
 
 @pytest.mark.parametrize(("name", "edit"), sorted(CASES))
-def test_every_edit_is_found(name: str, edit: str) -> None:
+def test_every_edit_is_found(name: str, edit: str, build_of: Builds) -> None:
     """Every site edited on its own gives a finding of a fitting kind, or is listed with the reason why it is right."""
-    build, planted = _build(name), EDITS[edit]
+    build, planted = build_of(name), EDITS[edit]
     sites = build.sites(planted.pattern)
     assert sites
     expected = build.outcome()[1]
@@ -110,9 +104,9 @@ def test_every_edit_is_found(name: str, edit: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "edit"), sorted(EXPLAINED))
-def test_explained_edits_are_right_by_definition(name: str, edit: str) -> None:
+def test_explained_edits_are_right_by_definition(name: str, edit: str, build_of: Builds) -> None:
     """Where an edit is listed as harmless, every access of the edited run is judged by the rules' bare definition."""
-    build, planted = _build(name), EDITS[edit]
+    build, planted = build_of(name), EDITS[edit]
     for index in EXPLAINED[name, edit]:
         ptx = build.edited(build.sites(planted.pattern)[index], planted.change)
         with judged() as found:
@@ -122,9 +116,9 @@ def test_explained_edits_are_right_by_definition(name: str, edit: str) -> None:
         assert results == build.outcome()[1]
 
 
-def test_definition_finds_what_is_not_explained() -> None:
+def test_definition_finds_what_is_not_explained(build_of: Builds) -> None:
     """The judgement above is no rubber stamp: it finds every other deleted barrier of those kernels."""
-    build = _build("matmul_3")
+    build = build_of("matmul_3")
     for site in build.sites(EDITS["barrier deleted"].pattern)[1:]:
         with judged() as found:
             build.run(build.without(site))

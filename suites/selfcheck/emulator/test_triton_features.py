@@ -45,7 +45,17 @@ M, N, K = 100, 96, 80
 
 
 @triton.jit
-def host_matmul(a, b, c, k_size, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, SPECIAL: tl.constexpr = False):  # type: ignore[no-untyped-def]
+def host_matmul(
+    a,
+    b,
+    c,
+    k_size,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPECIAL: tl.constexpr = False,
+):  # type: ignore[no-untyped-def]
     row, column = tl.program_id(0) * BM, tl.program_id(1) * BN
     total = tl.zeros((BM, BN), tl.float32)
     for k in tl.range(0, k_size, BK, num_stages=STAGES, warp_specialize=SPECIAL):
@@ -54,7 +64,9 @@ def host_matmul(a, b, c, k_size, BM: tl.constexpr, BN: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def device_matmul(a_ptr, b_ptr, c_ptr, m, n, k_size, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
+def device_matmul(
+    a_ptr, b_ptr, c_ptr, m, n, k_size, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr
+):  # type: ignore[no-untyped-def]
     a = tl.make_tensor_descriptor(a_ptr, [m, k_size], [k_size, 1], [BM, BK])
     b = tl.make_tensor_descriptor(b_ptr, [k_size, n], [n, 1], [BK, BN])
     c = tl.make_tensor_descriptor(c_ptr, [m, n], [n, 1], [BM, BN])
@@ -68,7 +80,11 @@ def device_matmul(a_ptr, b_ptr, c_ptr, m, n, k_size, BM: tl.constexpr, BN: tl.co
 
 
 def matmul_problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return drawn(M, K, dtype=torch.float16), drawn(K, N, dtype=torch.float16, seed=1), torch.zeros(M, N, dtype=torch.float16)
+    return (
+        drawn(M, K, dtype=torch.float16),
+        drawn(K, N, dtype=torch.float16, seed=1),
+        torch.zeros(M, N, dtype=torch.float16),
+    )
 
 
 def assert_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
@@ -78,7 +94,9 @@ def assert_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
 
 
 def launch_host(problem: tuple[torch.Tensor, ...], stages: int) -> None:
-    a, b, c = (TensorDescriptor.from_tensor(x, box) for x, box in zip(problem, ([64, 32], [32, 64], [64, 64]), strict=True))
+    a, b, c = (
+        TensorDescriptor.from_tensor(x, box) for x, box in zip(problem, ([64, 32], [32, 64], [64, 64]), strict=True)
+    )
     host_matmul[(2, 2)](a, b, c, K, 64, 64, 32, stages)
 
 
@@ -102,10 +120,16 @@ def test_a_matmul_with_device_descriptors_is_right(stages: int) -> None:
 
 def test_warp_specialised_code_runs_without_race_records() -> None:
     """Producer and consumer warps wait for each other's phases; with race records it is refused."""
-    problem = drawn(64, 128, dtype=torch.float16), drawn(128, 64, dtype=torch.float16, seed=1), torch.zeros(64, 64, dtype=torch.float16)
+    problem = (
+        drawn(64, 128, dtype=torch.float16),
+        drawn(128, 64, dtype=torch.float16, seed=1),
+        torch.zeros(64, 64, dtype=torch.float16),
+    )
 
     def launch() -> None:
-        a, b, c = (TensorDescriptor.from_tensor(x, box) for x, box in zip(problem, ([64, 64], [64, 64], [64, 64]), strict=True))
+        a, b, c = (
+            TensorDescriptor.from_tensor(x, box) for x, box in zip(problem, ([64, 64], [64, 64], [64, 64]), strict=True)
+        )
         host_matmul[(1, 1)](a, b, c, 128, 64, 64, 64, 2, True)
 
     run = clean(launch, check=False)
@@ -136,7 +160,9 @@ def copy_block(source, target, ROWS: tl.constexpr, COLUMNS: tl.constexpr, OPERAT
         (torch.int32, 2, 4, torch.maximum),
     ],
 )
-def test_blocks_of_rank_three_are_copied_and_combined(dtype: torch.dtype, operation: int, columns: int, rule: Any) -> None:
+def test_blocks_of_rank_three_are_copied_and_combined(
+    dtype: torch.dtype, operation: int, columns: int, rule: Any
+) -> None:
     """Loads, stores and reductions through descriptors; tensors that no box divides."""
     shape = (3, 20, 144)
     source, target = integers(1, 100, *shape).to(dtype), integers(1, 100, *shape, seed=1).to(dtype)
@@ -178,7 +204,9 @@ def mutated(change: Callable[[str], str]) -> set[Kind]:
     with emulate("sm_120") as run:
         launch_host(problem, 2)
     kernel = run.launches[0].kernel
-    blocks = [TensorDescriptor.from_tensor(x, box) for x, box in zip(problem, ([64, 32], [32, 64], [64, 64]), strict=True)]
+    blocks = [
+        TensorDescriptor.from_tensor(x, box) for x, box in zip(problem, ([64, 32], [32, 64], [64, 64]), strict=True)
+    ]
     arguments = kernel_arguments(kernel, {"a": blocks[0], "b": blocks[1], "c": blocks[2], "k_size": K})
     ptx = kernel.asm["ptx"]
     changed = change(ptx)
@@ -214,7 +242,16 @@ def without(words: str, number: int = 0) -> Callable[[str], str]:
         (without("cp.async.bulk.wait_group"), Kind.PENDING_AT_EXIT),
         (lambda ptx: ptx.replace("bar.sync \t0;", ""), Kind.WRITE_AFTER_READ),
     ],
-    ids=["no wait", "too many bytes", "too few bytes", "no init", "no expect", "no copy", "no group wait", "no barriers"],
+    ids=[
+        "no wait",
+        "too many bytes",
+        "too few bytes",
+        "no init",
+        "no expect",
+        "no copy",
+        "no group wait",
+        "no barriers",
+    ],
 )
 def test_planted_faults_are_found(change: Callable[[str], str], kind: Kind) -> None:
     """One instruction deleted or one number changed in a kernel that is otherwise clean."""
@@ -225,7 +262,20 @@ def test_planted_faults_are_found(change: Callable[[str], str], kind: Kind) -> N
 
 
 @triton.jit
-def scaled_dot(a, b, a_scale, b_scale, out, FORMAT_A: tl.constexpr, FORMAT_B: tl.constexpr, PACK_A: tl.constexpr, PACK_B: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, DEPTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def scaled_dot(
+    a,
+    b,
+    a_scale,
+    b_scale,
+    out,
+    FORMAT_A: tl.constexpr,
+    FORMAT_B: tl.constexpr,
+    PACK_A: tl.constexpr,
+    PACK_B: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # type: ignore[no-untyped-def]
     i = tl.arange(0, SIZE)
     left = tl.load(a + i[:, None] * (DEPTH // PACK_A) + tl.arange(0, DEPTH // PACK_A)[None, :])
     right = tl.load(b + i[None, :] * (DEPTH // PACK_B) + tl.arange(0, DEPTH // PACK_B)[:, None])
@@ -271,7 +321,9 @@ def test_scaled_dots_use_the_scale_of_each_block(left: str, right: str, block: i
     packs = (2 if left == "e2m1" else 1, 2 if right == "e2m1" else 1)
     run = clean(lambda: scaled_dot[(1,)](a, b, *scales, out, left, right, *packs, block, size, depth))
     assert opcode in run.launches[0].kernel.asm["ptx"]
-    a_values, b_values = (v * f.repeat_interleave(block, 1) for v, f in ((a_values, factors[0]), (b_values, factors[1])))
+    a_values, b_values = (
+        v * f.repeat_interleave(block, 1) for v, f in ((a_values, factors[0]), (b_values, factors[1]))
+    )
     exact, magnitude = a_values @ b_values.T, a_values.abs() @ b_values.abs().T
     assert ((out.to(F64) - exact).abs() <= depth * 2.0**-24 * magnitude).all()
 
@@ -315,7 +367,7 @@ def atomics(x, total, greatest, slots, swapped, COUNT: tl.constexpr):  # type: i
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
 def test_atomics_on_global_memory_count_every_lane(dtype: torch.dtype) -> None:
-    """add (a vector where Triton makes one), max on crowded addresses, exchange and compare-and-swap."""
+    """Sums (a vector where Triton makes one), max on crowded addresses, exchange and compare-and-swap."""
     x = integers(1, 50, 512).to(dtype)
     total, greatest, slots, swapped = (torch.zeros(size, dtype=dtype) for size in (256, 4, 512, 512))
     clean(lambda: atomics[(2,)](x, total, greatest, slots, swapped, 256))
@@ -393,7 +445,12 @@ def wholes(x, y, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(out + i, a // b)
     tl.store(out + COUNT + i, a % b)
     word = tl.inline_asm_elementwise(
-        "{ .reg .b32 t; mov.b32 t, $1; lop3.b32 $0, t, 0x0f0f0f0f, 0x33333333, 0xe8; }", "=r,r", [a.to(tl.int32)], dtype=tl.int32, is_pure=True, pack=1
+        "{ .reg .b32 t; mov.b32 t, $1; lop3.b32 $0, t, 0x0f0f0f0f, 0x33333333, 0xe8; }",
+        "=r,r",
+        [a.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
     )
     tl.store(out + 2 * COUNT + i, word.to(tl.int64))
 
@@ -448,7 +505,9 @@ def test_a_failed_device_assertion_is_a_finding_with_its_message_and_line() -> N
         asserting[(1,)](x, 256, debug=True)
     details = [finding.detail for finding in run.findings if finding.kind == Kind.TRAP]
     line = asserting.fn.__code__.co_firstlineno + 3
-    assert any("must be positive" in detail and f"test_triton_features.py:{line}" in detail for detail in details), details
+    assert any("must be positive" in detail and f"test_triton_features.py:{line}" in detail for detail in details), (
+        details
+    )
 
 
 @triton.jit
@@ -458,7 +517,7 @@ def printing(x, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def test_device_print_prints_every_lane(capsys: pytest.CaptureFixture[str]) -> None:
-    """vprintf with a buffer in local memory: numbers and formats arrive whole."""
+    """A call of vprintf with a buffer in local memory: numbers and formats arrive whole."""
     x = drawn(128)
     clean(lambda: printing[(1,)](x, 128))
     lines = capsys.readouterr().out.splitlines()
