@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]
 
 @dataclass(frozen=True)
 class Address:
-    """``[base + offset]``: one base address a lane (or one for all), in bytes."""
+    """``[base + offset]``: one base address a lane, in bytes."""
 
     base: Array
     offset: int
@@ -201,8 +201,11 @@ class Builder:
         base, sign, offset = found.groups()
         number = int(offset, 0) * (-1 if sign == "-" else 1) if offset else 0
         if base in self.entry.variables:
-            return Address(np.array(self.machine.address_of(self.entry.variables[base]), "u8"), number)
+            return Address(self._everywhere(self.machine.address_of(self.entry.variables[base])), number)
         if _NUMBER.match(base):
-            return Address(np.array(int(base, 0), "u8"), number)
+            return Address(self._everywhere(int(base, 0)), number)
         self.read.add(base)
         return Address(self.register(base), number)
+
+    def _everywhere(self, address: int) -> Array:
+        return np.full(self.machine.lanes, address, "u8")

@@ -15,6 +15,7 @@ import numpy as np
 from mla_conformance.suites.emulator.accesses import WARP, Pattern
 from mla_conformance.suites.emulator.findings import Kind
 from mla_conformance.suites.emulator.mbarriers import Barrier
+from mla_conformance.suites.emulator.proxies import Unfenced
 from mla_conformance.suites.emulator.ptx import Instruction
 from mla_conformance.suites.emulator.types import Array, Mask
 
@@ -66,12 +67,14 @@ class BulkCopies:
         self.loads: list[Load] = []
         self.stores: list[Store] = []
         self.commits = np.zeros(machine.lanes, "i8")
+        self.unfenced = Unfenced(machine)
 
     def start(self) -> None:
         """A new batch begins."""
         self.loads.clear()
         self.stores.clear()
         self.commits[:] = 0
+        self.unfenced.start()
 
     def place(self, instruction: Instruction, lanes: Array, start: int, size: int) -> Pattern:
         """The pattern of ``size`` bytes from ``start`` on that each of the lanes copies, in its CTA."""
@@ -132,6 +135,7 @@ class BulkCopies:
 
     def barrier(self, lanes: Mask) -> None:
         """Whole CTAs passed a barrier: what one thread of them had seen, all have."""
+        self.unfenced.ordered(lanes)
         for load in self.loads:
             done = np.zeros(self.machine.ctas, bool)
             done[load.ctas[load.landed]] = True
@@ -141,6 +145,7 @@ class BulkCopies:
 
     def warp_barrier(self, lanes: Mask) -> None:
         """Whole warps passed ``bar.warp.sync``."""
+        self.unfenced.ordered(lanes)
         for load in self.loads:
             seen = np.repeat((~load.unseen).reshape(-1, WARP).any(1), WARP)
             load.unseen[seen if lanes is True else seen & lanes] = False
@@ -149,6 +154,7 @@ class BulkCopies:
 
     def store(self, pattern: Pattern, lanes: Array) -> None:
         """Stores from the place begin, in the group that their thread commits next."""
+        self.unfenced.read(pattern)
         self.stores.append(Store(pattern, lanes, self.commits[lanes], np.ones(len(lanes), bool)))
 
     def commit(self, mask: Mask) -> None:
@@ -192,6 +198,8 @@ class BulkCopies:
                 self._report(Kind.PENDING_WRITE, pattern, early, "writes over the source of", store.pattern.instruction)
         if pattern.instruction.parts[0] == "mbarrier":
             return
+        if "bulk" not in pattern.instruction.parts:
+            self.unfenced.wrote(pattern)
         for offset, barrier in self.machine.mbarriers.objects.items():
             if pattern.low < offset + PIECE // 2 and offset < pattern.high:
                 touching = self._lanes(pattern, offset, offset + PIECE // 2)

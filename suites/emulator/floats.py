@@ -160,8 +160,7 @@ def flush(x: Array) -> Array:
     """.ftz: subnormal numbers become zeros of the same sign; float32, float16 and uint16 (bf16)."""
     if x.dtype == np.uint16:
         return np.asarray(np.where(x & 0x7F80, x, x & _SIGN_BF16))
-    magnitude = np.abs(x)
-    small = (magnitude < _TINY[x.dtype]) & (magnitude > 0)
+    small = np.abs(x) < _TINY[x.dtype]
     return np.asarray(np.where(small, np.copysign(x.dtype.type(0), x), x) if small.any() else x)
 
 

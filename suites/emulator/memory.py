@@ -15,7 +15,7 @@ import numpy as np
 
 from mla_conformance.suites.emulator.findings import Findings, Kind
 from mla_conformance.suites.emulator.ptx import Instruction
-from mla_conformance.suites.emulator.types import Array
+from mla_conformance.suites.emulator.types import Array, whole
 
 GAP = 1 << 36
 FIRST = 1 << 42
@@ -220,6 +220,6 @@ def scatter(region: Region, offsets: Array, values: Array) -> None:
     """Write rows [n, count] at byte ``offsets`` of a region."""
     size = values.dtype.itemsize * values.shape[1]
     if region.base % size == 0:
-        region.rows(values.dtype.str[1:], values.shape[1])[offsets // size] = values
+        region.rows(whole(size), 1)[offsets // size, 0] = np.ascontiguousarray(values).view(whole(size))[:, 0]
     else:
         region.data[offsets[:, None] + np.arange(size)] = np.ascontiguousarray(values).view("u1").reshape(-1, size)

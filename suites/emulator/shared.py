@@ -18,7 +18,7 @@ from mla_conformance.suites.emulator.accesses import WARP, Pattern, Patterns, Re
 from mla_conformance.suites.emulator.findings import Findings, Kind
 from mla_conformance.suites.emulator.logs import Log
 from mla_conformance.suites.emulator.ptx import Instruction
-from mla_conformance.suites.emulator.types import Array, Mask
+from mla_conformance.suites.emulator.types import Array, Mask, whole
 
 if TYPE_CHECKING:
     from mla_conformance.suites.emulator.bulk import BulkCopies
@@ -72,6 +72,11 @@ class SharedMemory:
             self._views[key] = self.data.view(dtype).reshape(-1, count)
         return self._views[key]
 
+    def _put(self, rows: Array, values: Array) -> None:
+        """Write ``values`` [n, k] to rows of their size."""
+        dtype = whole(values.dtype.itemsize * values.shape[1])
+        self.rows(dtype, 1)[rows, 0] = np.ascontiguousarray(values).view(dtype)[:, 0]
+
     def pattern(self, instruction: Instruction, address: Array, offset: int, size: int, mask: Mask) -> Pattern:
         """The pattern of an access of ``size`` bytes at ``address + offset`` by the lanes of ``mask``.
 
@@ -85,7 +90,7 @@ class SharedMemory:
     def _make(self, instruction: Instruction, address: Array, offset: int, size: int, mask: Mask) -> Pattern:
         lanes = np.arange(len(self.base)) if mask is True else np.flatnonzero(mask)
         # A 32-bit register holds a window offset; sums wrap as the hardware's do not, so a negative one stays one.
-        starts = np.broadcast_to(address, self.base.shape)[lanes].astype("i8") + offset
+        starts = address[lanes].astype("i8") + offset
         outside = (starts < 0) | (starts + size > self.size)
         crooked = ~outside & (starts % size != 0)
         for bad, kind, expected in (
@@ -116,10 +121,9 @@ class SharedMemory:
         """Write rows [n, count], recorded."""
         if self.check:
             self._check_write(pattern)
-        view = self.rows(values.dtype.str[1:], values.shape[1])
-        view[pattern.rows] = values
+        self._put(pattern.rows, values)
         if self.check and pattern.repeated:
-            self._check_equal(pattern, view, values)
+            self._check_equal(pattern, self.rows(values.dtype.str[1:], values.shape[1]), values)
 
     def atomic(self, pattern: Pattern) -> None:
         """Record an atomic access: in order with other atomics, but not with plain reads and writes."""
@@ -140,7 +144,7 @@ class SharedMemory:
         if self.check:
             self._check_write(pattern, landed=False)
             self.pending.add(pattern)
-        self.rows("u1", pattern.size)[pattern.rows] = _POISON
+        self._put(pattern.rows, np.full((len(pattern.rows), pattern.size), _POISON, "u1"))
 
     def land(self, pattern: Pattern, values: Array, lanes: Mask) -> None:
         """``lanes`` waited for their copies into ``pattern``: to the others that is a write of just now.
@@ -151,7 +155,7 @@ class SharedMemory:
             lanes: which of them waited.
         """
         chosen = slice(None) if lanes is True else np.flatnonzero(lanes[pattern.lanes])
-        self.rows("u1", pattern.size)[pattern.rows[chosen]] = values[chosen]
+        self._put(pattern.rows[chosen], values[chosen])
         if self.check:
             before = self.pending.remove(pattern)
             left = None if before is None or lanes is True else ~lanes if before is True else before & ~lanes

@@ -37,6 +37,11 @@ PACKED: dict[str, str] = {
 """Types of which one register holds two values."""
 
 
+def whole(size: int) -> str:
+    """A dtype of ``size`` bytes: NumPy scatters one such value many times faster than its bytes."""
+    return f"u{size}" if size in (1, 2, 4, 8) else f"V{size}"
+
+
 def dtype_of(type_: str) -> np.dtype[Any]:
     """The dtype of one value of a PTX type; of one element for a packed type.
 

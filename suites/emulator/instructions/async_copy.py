@@ -41,7 +41,7 @@ def _issue(builder: Builder, ins: Instruction, groups: CopyGroups) -> Step:
 
     def fetch(data: Array, rows: Array, lanes: Array, count: int) -> None:
         """The first ``count`` bytes of some rows; the rest of a row stays zero."""
-        addresses = np.broadcast_to(source.base, machine.lanes)[lanes].astype("u8") + offset
+        addresses = source.base[lanes].astype("u8") + offset
         region = known[0] if known[0] is not None and machine.memory.holds(known[0]) else None
         whole = count == size
         for found, chosen, offsets in machine.memory.parts(ins, addresses, count if whole else 1, lanes, region):

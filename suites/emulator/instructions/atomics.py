@@ -74,7 +74,7 @@ def atomic(builder: Builder, ins: Instruction) -> Step:
 
     def in_global(mask: Mask) -> None:
         lanes = machine.active(mask)
-        addresses = np.broadcast_to(address.base, machine.lanes)[lanes].astype("u8") + np.uint64(address.offset % 2**64)
+        addresses = address.base[lanes].astype("u8") + np.uint64(address.offset % 2**64)
         for region, chosen, offsets in machine.memory.parts(ins, addresses, size, lanes):
             if region.base % size:
                 raise builder.unsupported("a tensor whose storage is not aligned to its elements")

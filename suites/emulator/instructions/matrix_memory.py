@@ -21,10 +21,10 @@ def load_matrix(builder: Builder, ins: Instruction) -> Step:
         raise builder.unsupported()
     machine, transposed = builder.machine, "trans" in ins.parts
     naming = machine.lane_in_warp < 8 * count
-    everyone = naming if count < 4 else None
+    by_warp = [target.reshape(machine.warps, WARP) for target in targets]
 
     def step(mask: Mask) -> None:
-        chosen: Mask = True if everyone is None else everyone
+        chosen: Mask = True if count == 4 else naming
         if mask is not True:
             chosen = naming & np.repeat(machine.whole_warps(ins, mask), WARP)
         pattern = machine.shared.pattern(ins, address.base, address.offset, 16, chosen)
@@ -37,8 +37,9 @@ def load_matrix(builder: Builder, ins: Instruction) -> Step:
         if transposed:
             matrices = np.ascontiguousarray(matrices.swapaxes(2, 3))
         words = matrices.view("u4").reshape(machine.warps, count, WARP)
-        for i, target in enumerate(targets):
-            np.copyto(target, words[:, i].ravel(), where=mask)
+        where = mask if mask is True else mask.reshape(machine.warps, WARP)
+        for i, target in enumerate(by_warp):
+            np.copyto(target, words[:, i], where=where)
 
     return step
 

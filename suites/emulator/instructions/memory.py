@@ -55,7 +55,7 @@ class _Access:
         machine = self.machine
         lanes = machine.active(mask)
         per_lane = len(machine.local) // machine.lanes
-        starts = np.broadcast_to(self.address.base, machine.lanes)[lanes].astype("i8") + self.address.offset - window
+        starts = self.address.base[lanes].astype("i8") + self.address.offset - window
         if self.address.base.dtype.itemsize == 4:
             # Short pointers: an index may be below zero before the offset is added, and the sum wraps.
             starts &= 0xFFFFFFFF
@@ -71,7 +71,7 @@ class _Access:
         """Regions of global memory, with lanes and byte offsets in them."""
         machine = self.machine
         lanes = machine.active(mask)
-        base = np.broadcast_to(self.address.base, machine.lanes)
+        base = self.address.base
         addresses = (base if mask is True else base[lanes]).astype("u8") + np.uint64(self.address.offset % 2**64)
         known = self._known if self._known is not None and machine.memory.holds(self._known) else None
         for region, chosen, offsets in machine.memory.parts(self.ins, addresses, self.size, lanes, known):
@@ -85,7 +85,7 @@ class _Access:
             return lambda mask: chosen(mask, 0)
 
         def generic(mask: Mask) -> None:
-            base = np.broadcast_to(self.address.base, self.machine.lanes).astype("u8")
+            base = self.address.base.astype("u8")
             active = np.ones(self.machine.lanes, bool) if mask is True else mask
             shared = active & (base >= SHARED_WINDOW) & (base < LOCAL_WINDOW)
             local = active & (base >= LOCAL_WINDOW) & (base < LOCAL_WINDOW + SHARED_WINDOW)

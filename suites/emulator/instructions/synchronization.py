@@ -30,7 +30,9 @@ def warp_barrier(builder: Builder, ins: Instruction) -> Step:
 
 @instruction("membar", "fence")
 def fence(builder: Builder, ins: Instruction) -> Step:
-    """Lanes run in lockstep and copies land when waited for, so there is nothing to order."""
+    """Lanes run in lockstep and copies land when waited for: only ``fence.proxy.async`` of shared memory is noted."""
+    if ins.parts[1:3] == ("proxy", "async") and "global" not in ins.parts:
+        return builder.machine.bulk.unfenced.fence
     return lambda mask: None
 
 

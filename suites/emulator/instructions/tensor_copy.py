@@ -237,6 +237,7 @@ class _Store(_Copy):
         super().__init__(builder, ins, ins.operands[1], ins.operands[0], tensor=tensor)
         self.sizes = None if tensor else builder.lanes(ins.operands[2], "u32")
         self.reduction = reduction
+        self.machine.bulk.unfenced.active = True
 
     def step(self, mask: Mask) -> None:
         """Run it."""

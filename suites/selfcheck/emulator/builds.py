@@ -57,7 +57,7 @@ class Build:
             threads=self.threads,
             budget=budget,
         )
-        return run, [bytes(value.untyped_storage()) for value in fresh if isinstance(value, Tensor)]
+        return run, [memory(value).numpy().tobytes() for value in fresh if isinstance(value, Tensor)]
 
     def sites(self, pattern: str) -> list[int]:
         """Numbers, from 1, of the PTX lines that the pattern matches."""
@@ -77,6 +77,12 @@ class Build:
     def without(self, number: int) -> str:
         """The PTX with one line emptied."""
         return self.edited(number, lambda line: "")
+
+
+def memory(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor's whole storage."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]
 
 
 def copied(arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -102,9 +108,8 @@ def write(build: Build, path: Path) -> None:
         if not isinstance(value, Tensor):
             listed.append(value)
             continue
-        storage = value.untyped_storage()
-        name = numbers.setdefault(storage.data_ptr(), str(len(numbers)))
-        tensors[name] = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]
+        name = numbers.setdefault(value.untyped_storage().data_ptr(), str(len(numbers)))
+        tensors[name] = memory(value)
         dtype = str(value.dtype).removeprefix("torch.")
         listed.append([name, dtype, value.storage_offset(), list(value.shape), list(value.stride())])
     text = json.dumps([build.grid, listed, build.shared_bytes, build.threads])

@@ -71,8 +71,8 @@ def _softmax() -> None:
 
 
 def _gguf() -> None:
-    weight = quantised("q4_k", 20, 512, CPU)
-    plugin("gemm").ggml_mul_mat_a8_triton(weight, draw((5, 512), torch.float16, CPU, 1), GGUF_TYPES["q4_k"][0], 20)
+    weight = quantised("q4_k", 128, 512, CPU)
+    plugin("gemm").ggml_mul_mat_a8_triton(weight, draw((32, 512), torch.float16, CPU, 1), GGUF_TYPES["q4_k"][0], 128)
 
 
 LAUNCHERS: dict[str, tuple[Callable[[], object], int]] = {

@@ -478,6 +478,25 @@ def test_the_source_of_a_store_may_be_written_only_after_its_wait(commit: str, f
     assert kinds(launch(body, [MAP, POINTER], [tensor_map(target, BOX), tile])) == found
 
 
+@pytest.mark.parametrize(
+    ("fence", "found"),
+    [
+        ("fence.proxy.async.shared::cta;\nbar.sync 0;", set()),
+        ("bar.sync 0;\n@%p0 fence.proxy.async;", set()),
+        ("bar.sync 0;", {Kind.READ_AFTER_WRITE}),
+        ("@%p0 fence.proxy.async.shared::cta;\nbar.sync 0;", {Kind.READ_AFTER_WRITE}),
+        ("fence.proxy.async.global;\nbar.sync 0;", {Kind.READ_AFTER_WRITE}),
+    ],
+    ids=["by the writers", "after a barrier", "none", "by one too early", "of global memory"],
+)
+def test_a_store_needs_a_proxy_fence_after_the_writes_that_it_reads(fence: str, found: set[Kind]) -> None:
+    """The copy unit sees a thread's write only after a fence of the writer, or one that a barrier orders after it."""
+    target, tile = torch.zeros(SOURCE_SHAPE, dtype=torch.float16), numbers((SIZE,), torch.uint8)
+    body = "\n".join(store_body(2, (0, 0), SIZE))
+    changed = body.replace("fence.proxy.async.shared::cta;\nbar.sync 0;", fence)
+    assert kinds(launch([changed], [MAP, POINTER], [tensor_map(target, BOX), tile])) == found
+
+
 def test_a_write_after_the_wait_of_another_thread_needs_a_barrier() -> None:
     """The wait of thread 0 tells nothing to warp 1."""
     target, tile = torch.zeros((64, 24), dtype=torch.float16), numbers((16 * THREADS,), torch.uint8)

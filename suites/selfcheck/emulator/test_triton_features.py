@@ -241,6 +241,7 @@ def without(words: str, number: int = 0) -> Callable[[str], str]:
         (without("cp.async.bulk.tensor.2d.shared", 3), Kind.MBARRIER),
         (without("cp.async.bulk.wait_group"), Kind.PENDING_AT_EXIT),
         (lambda ptx: ptx.replace("bar.sync \t0;", ""), Kind.WRITE_AFTER_READ),
+        (lambda ptx: ptx.replace("fence.proxy.async", "// "), Kind.READ_AFTER_WRITE),
     ],
     ids=[
         "no wait",
@@ -251,6 +252,7 @@ def without(words: str, number: int = 0) -> Callable[[str], str]:
         "no copy",
         "no group wait",
         "no barriers",
+        "no fence",
     ],
 )
 def test_planted_faults_are_found(change: Callable[[str], str], kind: Kind) -> None:
