@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 Step: TypeAlias = Callable[[Mask], None]
 PARAMETER_ALIGNMENT = 128
 _ADDRESS = re.compile(r"\[\s*([%\w$.]+)\s*(?:([+-])\s*(-?\w+))?\s*\]$")
-_NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+)[uU]?$")
+# Integers in four bases, bits of a float or a double, and decimal fractions (PTX ISA, 4.5 Constants).
+_NUMBER = re.compile(
+    r"-?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+|\d+\.\d*([eE][-+]?\d+)?)[uU]?$"
+)
 
 
 @dataclass(frozen=True)
@@ -172,18 +175,24 @@ class Builder:
     def _constant(self, text: str, type_: str) -> Array:
         dtype = dtype_of(type_)
         lower = text.lower()
-        if lower.startswith("0f"):
-            bits = int(lower[2:], 16)
-            value = np.array(bits, "u4").view("f4")
-            return value if dtype.itemsize == 4 and dtype.kind == "f" else self._integer(bits, type_)
-        if lower.startswith("0d"):
-            return self._integer(int(lower[2:], 16), type_)
-        number = int(lower.rstrip("u"), 0)
+        if lower.startswith(("0f", "0d")) or "." in lower:
+            return self._fraction(lower, type_)
+        digits = lower.rstrip("u")
+        octal = re.fullmatch(r"-?0[0-7]+", digits)
+        number = int(digits, 8 if octal else 0)
         if is_float(type_) and dtype.itemsize > 2:
             raise PTXError(f"PTX line {self.instruction.line}: {text} is no .{type_}: `{self.instruction.text}`")
         if type_ == "pred":
             return np.array(number != 0)
         return self._integer(number, type_)
+
+    def _fraction(self, text: str, type_: str) -> Array:
+        """A float's bits: converted where the operand is a float of another width, and taken as bits elsewhere."""
+        bits = None if "." in text else np.array(int(text[2:], 16), f"u{8 if text[1] == 'd' else 4}")
+        value = np.array(float(text)) if bits is None else bits.view(f"f{bits.dtype.itemsize}")
+        if type_ in ("f32", "f64"):
+            return value.astype(dtype_of(type_))
+        return self._integer(int(bits if bits is not None else value.view("u8")), type_)
 
     def _integer(self, number: int, type_: str) -> Array:
         dtype = dtype_of(type_)

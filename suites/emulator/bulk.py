@@ -99,6 +99,7 @@ class BulkCopies:
         machine.shared.poison(pattern)
         if machine.shared.check:
             machine.shared.pending.remove(pattern)
+        self.unfenced.copy(pattern, Kind.WRITE_AFTER_WRITE)
         ctas = machine.cta_of_lane[lanes]
         unseen = np.zeros(machine.ctas, bool)
         unseen[ctas] = True
@@ -154,7 +155,7 @@ class BulkCopies:
 
     def store(self, pattern: Pattern, lanes: Array) -> None:
         """Stores from the place begin, in the group that their thread commits next."""
-        self.unfenced.read(pattern)
+        self.unfenced.copy(pattern, Kind.READ_AFTER_WRITE)
         self.stores.append(Store(pattern, lanes, self.commits[lanes], np.ones(len(lanes), bool)))
 
     def commit(self, mask: Mask) -> None:

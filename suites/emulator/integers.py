@@ -174,6 +174,12 @@ def bit_field_insert(a: Array, b: Array, pos: U32, length: U32) -> Array:
     return np.asarray(((b.astype(np.uint64) & ~mask) | ((a.astype(np.uint64) << safe) & mask)).astype(b.dtype))
 
 
+def extend(a: Array, length: U32, wrap: bool) -> Array:
+    """The ``length`` low bits of a 32-bit a; above 31 all of it, or modulo 32 if ``wrap`` (PTX ISA, szext)."""
+    length = length & np.uint32(31) if wrap else np.minimum(length, np.uint32(32))
+    return bit_field_extract(a, np.zeros_like(length), length)
+
+
 def bit_field_mask(a: U32, b: U32, clamp: bool) -> U32:
     """bmsk: b ones from bit a upwards; both taken mod 32, or with `clamp` cut off at bit 32."""
     start, count = (a & 31).astype(np.uint64), (b & 31).astype(np.uint64)

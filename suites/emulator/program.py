@@ -41,7 +41,8 @@ class Program:
         self.entry, self.machine = entry, machine
         self.builder = Builder(entry, machine)
         parts = [self._translate(number) for number in range(len(entry.blocks))]
-        watch(parts, self.builder)
+        if machine.shared.check:
+            watch(parts, self.builder)
         self.blocks = [
             Block([step for flow in part.flows for step in self._steps(flow)], self._leaving(number))
             for number, part in enumerate(parts)

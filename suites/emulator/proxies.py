@@ -1,7 +1,7 @@
 """Writes that a bulk copy may not see yet: the copy unit is another proxy to memory (PTX ISA, 8.7 and 9.7.13.4).
 
-Between a thread's write to shared memory and a bulk copy that reads it there must be a ``fence.proxy.async``: by the
-writer itself, or by any thread of the CTA after a barrier that orders the write before it.
+Between a thread's write to shared memory and a bulk copy from or to the same bytes there must be a
+``fence.proxy.async``: by the writer itself, or by any thread of the CTA after a barrier that orders the write before it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from mla_conformance.suites.emulator.accesses import Pattern, relation
 from mla_conformance.suites.emulator.findings import Kind
-from mla_conformance.suites.emulator.shared import Log
+from mla_conformance.suites.emulator.logs import Log
 from mla_conformance.suites.emulator.types import Mask
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Unfenced:
     """Writes without a fence: those since the last barrier, and those before it.
 
     Attributes:
-        active: whether the kernel has copies that read shared memory; without them nothing is recorded.
+        active: whether the kernel has bulk copies; without them nothing is recorded.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -59,8 +59,8 @@ class Unfenced:
             ctas[self.machine.cta_of_lane[mask]] = True
             self.older.close(ctas[self.machine.cta_of_lane])
 
-    def read(self, pattern: Pattern) -> None:
-        """A bulk copy reads: report what it need not see."""
+    def copy(self, pattern: Pattern, kind: Kind) -> None:
+        """A bulk copy reads or writes: report the writes that it is not ordered after."""
         for log in (self.recent, self.older):
             for other, still in log.open.values():
                 met = relation(pattern, other)
@@ -70,4 +70,4 @@ class Unfenced:
                 if bad.any():
                     writer = self.machine.thread(int(met.theirs[bad][0]))
                     detail = f"no fence.proxy.async after {writer} wrote it at PTX line {other.instruction.line}"
-                    self.machine.findings.add(Kind.READ_AFTER_WRITE, pattern.instruction, int(bad.sum()), detail)
+                    self.machine.findings.add(kind, pattern.instruction, int(bad.sum()), detail)

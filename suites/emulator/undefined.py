@@ -22,7 +22,10 @@ from mla_conformance.suites.emulator.ptx import Instruction
 from mla_conformance.suites.emulator.types import PACKED, Array, Mask, dtype_of
 
 _SINKS = frozenset(
-    "st atom red cp ld prefetch mma ldmatrix stmatrix bra brx ret exit call bar barrier mbarrier redux vote".split()
+    (
+        *("st", "atom", "red", "cp", "ld", "prefetch", "mma", "ldmatrix", "stmatrix"),
+        *("bra", "brx", "ret", "exit", "call", "bar", "barrier", "mbarrier", "redux", "vote"),
+    )
 )
 """Where an undefined operand matters. What ``ld`` reads besides the address is memory, which is not followed."""
 _WORD = re.compile(r"%[\w.]+")

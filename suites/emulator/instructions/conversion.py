@@ -123,11 +123,15 @@ def _relu(a: Array, kind: str) -> Array:
 
 
 def _to_tf32(builder: Builder, ins: Instruction) -> Step:
-    if ins.parts[-1] != "f32" or "satfinite" in ins.parts or "relu" in ins.parts:
+    if ins.parts[-1] != "f32":
         raise builder.unsupported()
-    rounding = _rounding(ins)
-    value = builder.source(ins.operands[1], "f32")
-    return elementwise(builder, "b32", lambda a: np.asarray(formats.tf32_from_f32(a, rounding)).view("u4"), value)
+    rounding, saturate, relu = _rounding(ins), "satfinite" in ins.parts, "relu" in ins.parts
+
+    def narrow(a: Array) -> Array:
+        found = formats.narrow(a, "tf32", rounding, True) if saturate else formats.tf32_from_f32(a, rounding)
+        return np.asarray(_relu(found, "f32") if relu else found).view("u4")
+
+    return elementwise(builder, "b32", narrow, builder.source(ins.operands[1], "f32"))
 
 
 def _pack_two(builder: Builder, ins: Instruction, target: str) -> Step:

@@ -82,15 +82,19 @@ def sign(builder: Builder, ins: Instruction) -> Step:
 
 @instruction("min", "max", types=FLOATS)
 def extremum(builder: Builder, ins: Instruction) -> Step:
-    """Of two operands, or of three (sm_100 on); a number wins over NaN unless ``.NaN``; -0 is below +0."""
+    """Of two operands, or of three (sm_100 on); a number wins over NaN unless ``.NaN``; -0 is below +0.
+
+    ``.abs`` alone takes magnitudes; with ``.xorsign`` the result's sign is that of both operands' product.
+    """
     allow(builder, "ftz", "NaN", "xorsign", "abs")
     kind = _kind(ins)
     nan, xorsign = "NaN" in ins.parts, "xorsign" in ins.parts
-    if "abs" in ins.parts and not xorsign:
-        raise builder.unsupported(".abs without .xorsign")
+    magnitudes = "abs" in ins.parts and not xorsign
     of_two = floats.minimum if ins.parts[0] == "min" else floats.maximum
 
     def fold(*sources: Array) -> Array:
+        if magnitudes:
+            sources = tuple(np.abs(source) for source in sources)
         found = sources[0]
         for source in sources[1:]:
             found = of_two(found, source, kind, nan, xorsign)
@@ -136,7 +140,7 @@ def approximation(builder: Builder, ins: Instruction) -> Step:
         "cos": approximations.cos,
         "tanh": approximations.tanh,
     }[ins.parts[0]]
-    step = _modified(ins, lambda a: function(a, kind)) if kind != "bf16" else lambda a: function(a, kind)
+    step = _modified(ins, lambda a: function(a, kind))
     return elementwise(builder, ins.parts[-1], step, *sources_of(builder, ins.parts[-1]))
 
 
@@ -155,7 +159,7 @@ def test_property(builder: Builder, ins: Instruction) -> Step:
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
+        "normal": lambda a: np.isfinite(a) & ((a == 0) | (np.abs(a) >= np.finfo(a.dtype).tiny)),
         "subnormal": lambda a: (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny),
     }
     test = tests.get(ins.parts[1])

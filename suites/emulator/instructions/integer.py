@@ -54,8 +54,8 @@ def multiply(builder: Builder, ins: Instruction) -> Step:
 
 @instruction("mad", types=INTEGERS)
 def multiply_add(builder: Builder, ins: Instruction) -> Step:
-    """``mad.lo``, ``mad.hi``, ``mad.wide``, ``.cc``; ``.sat`` is refused."""
-    allow(builder, "lo", "hi", "wide", "cc")
+    """``mad.lo``, ``mad.hi{.sat}``, ``mad.wide``, ``.cc``."""
+    allow(builder, "lo", "hi", "wide", "cc", "sat")
     type_ = ins.parts[-1]
     if "cc" in ins.parts:
         return _multiply_carrying(builder, ins)
@@ -70,7 +70,8 @@ def multiply_add(builder: Builder, ins: Instruction) -> Step:
     product = products[ins.parts[1]]
     a, b = (builder.source(text, type_) for text in ins.operands[1:3])
     c = builder.source(ins.operands[3], wide)
-    return elementwise(builder, wide, lambda a, b, c: np.add(product(a, b), c), a, b, c)
+    total = integers.add_sat if "sat" in ins.parts else np.add
+    return elementwise(builder, wide, lambda a, b, c: total(product(a, b), c), a, b, c)
 
 
 @instruction("addc", "subc", types=INTEGERS)
@@ -211,6 +212,15 @@ def bit_field_insert(builder: Builder, ins: Instruction) -> Step:
     a, b = (builder.source(text, type_) for text in ins.operands[1:3])
     position, length = (builder.source(text, "u32") for text in ins.operands[3:5])
     return elementwise(builder, type_, integers.bit_field_insert, a, b, position, length)
+
+
+@instruction("szext")
+def extend(builder: Builder, ins: Instruction) -> Step:
+    """``szext.clamp|wrap``: the low bits of ``a``, as many as ``b`` says, extended by zero or sign."""
+    allow(builder, "clamp", "wrap")
+    type_, wrap = ins.parts[-1], "wrap" in ins.parts
+    source, length = builder.source(ins.operands[1], type_), builder.source(ins.operands[2], "u32")
+    return elementwise(builder, type_, lambda a, b: integers.extend(a, b, wrap), source, length)
 
 
 @instruction("bmsk")

@@ -31,13 +31,26 @@ def logical_not(builder: Builder, ins: Instruction) -> Step:
 
 @instruction("lop3")
 def lookup_logic(builder: Builder, ins: Instruction) -> Step:
-    """Any function of three bits, as a table of eight."""
-    allow(builder)
-    if len(ins.operands) != 5:
-        raise builder.unsupported("lop3 with a predicate")
+    """Any function of three bits, as a table of eight; ``lop3.or|and d|p`` also tells whether the result is not 0."""
+    allow(builder, "or", "and")
     table = int(ins.operands[4], 0)
-    sources = [builder.source(text, "u32") for text in ins.operands[1:4]]
-    return elementwise(builder, "u32", lambda a, b, c: integers.lop3(a, b, c, table), *sources)
+    a, b, c = (builder.source(text, "u32") for text in ins.operands[1:4])
+    if len(ins.operands) == 5:
+        return elementwise(builder, "u32", lambda a, b, c: integers.lop3(a, b, c, table), a, b, c)
+    names = ins.operands[0].split("|")
+    target = builder.destination(names[0], "u32")
+    nonzero = builder.destination(names[1], "pred") if len(names) > 1 else np.zeros(builder.machine.lanes, bool)
+    other = builder.source(ins.operands[5].lstrip("!"), "pred")
+    negated = ins.operands[5].startswith("!")
+    combine = np.logical_or if "or" in ins.parts else np.logical_and
+
+    def step(mask: Mask) -> None:
+        found = integers.lop3(a, b, c, table)
+        combined = combine(found != 0, ~other if negated else other)
+        np.copyto(target, found, where=mask)
+        np.copyto(nonzero, combined, where=mask)
+
+    return step
 
 
 @instruction("shl", "shr")

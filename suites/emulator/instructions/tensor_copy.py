@@ -110,6 +110,7 @@ class _Copy:
 
     def __init__(self, builder: Builder, ins: Instruction, shared: str, other: str, *, tensor: bool) -> None:
         self.machine, self.ins = builder.machine, ins
+        self.machine.bulk.unfenced.active = True
         self.shared = builder.address(shared)
         self.rank = next((int(part[0]) for part in ins.parts if _RANK.match(part)), 0)
         self.scattered = "tile:gather4" in ins.parts or "tile:scatter4" in ins.parts
@@ -237,7 +238,6 @@ class _Store(_Copy):
         super().__init__(builder, ins, ins.operands[1], ins.operands[0], tensor=tensor)
         self.sizes = None if tensor else builder.lanes(ins.operands[2], "u32")
         self.reduction = reduction
-        self.machine.bulk.unfenced.active = True
 
     def step(self, mask: Mask) -> None:
         """Run it."""

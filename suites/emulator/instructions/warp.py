@@ -137,11 +137,14 @@ def reduce(builder: Builder, ins: Instruction) -> Step:
     target, value = builder.destination(ins.operands[0], type_), builder.lanes(ins.operands[1], type_)
     members = _members(builder, ins.operands[2])
     machine = builder.machine
+    extreme = np.iinfo(value.dtype)
+    neutral = {"min": extreme.max, "max": extreme.min, "and": ~value.dtype.type(0)}.get(ins.parts[2], 0)
 
     def step(mask: Mask) -> None:
-        if members() is not None or (mask is not True and machine.whole_warps(ins, mask).sum() * WARP != mask.sum()):
-            raise builder.unsupported("lanes of a warp missing")
-        found = function.reduce(value.reshape(-1, WARP), axis=1, dtype=value.dtype)
+        if mask is not True:
+            machine.whole_warps(ins, mask, members())
+        taking = np.asarray(mask)
+        found = function.reduce(np.where(taking, value, neutral).reshape(-1, WARP), axis=1, dtype=value.dtype)
         np.copyto(target, np.repeat(found, WARP), where=mask)
 
     return step
@@ -155,11 +158,13 @@ def _reduce_f32(builder: Builder, ins: Instruction) -> Step:
     target, value = builder.destination(ins.operands[0], "f32"), builder.lanes(ins.operands[1], "f32")
     members, machine = _members(builder, ins.operands[2]), builder.machine
     absolute, nan = "abs" in ins.parts, "NaN" in ins.parts
+    neutral = np.float32(np.inf if ins.parts[2] == "min" else -np.inf)
 
     def step(mask: Mask) -> None:
-        if members() is not None or (mask is not True and machine.whole_warps(ins, mask).sum() * WARP != mask.sum()):
-            raise builder.unsupported("lanes of a warp missing")
-        found = (np.abs(value) if absolute else value).reshape(-1, WARP)
+        if mask is not True:
+            machine.whole_warps(ins, mask, members())
+        taking = np.asarray(mask)
+        found = np.where(taking, np.abs(value) if absolute else value, neutral).reshape(-1, WARP)
         while found.shape[1] > 1:
             found = function(found[:, ::2], found[:, 1::2], "f32", nan=nan)
         np.copyto(target, np.repeat(found, WARP), where=mask)
@@ -169,18 +174,22 @@ def _reduce_f32(builder: Builder, ins: Instruction) -> Step:
 
 @instruction("match")
 def match(builder: Builder, ins: Instruction) -> Step:
-    """``match.any.sync``: which lanes of the warp hold the same value."""
-    if ins.parts[1:3] != ("any", "sync"):
+    """``match.any.sync``: which lanes hold the same value; ``match.all.sync d|p``: all lanes, or 0 if they differ."""
+    if ins.parts[1] not in ("any", "all") or ins.parts[2] != "sync":
         raise builder.unsupported()
-    target, value = builder.destination(ins.operands[0], "b32"), builder.lanes(ins.operands[1], ins.parts[-1])
+    names = ins.operands[0].split("|")
+    target, value = builder.destination(names[0], "b32"), builder.lanes(ins.operands[1], ins.parts[-1])
+    same = builder.destination(names[1], "pred") if len(names) > 1 else np.zeros(builder.machine.lanes, bool)
+    every = ins.parts[1] == "all"
 
     def step(mask: Mask) -> None:
         lanes = value.reshape(-1, WARP)
-        equal = lanes[:, :, None] == lanes[:, None, :]
-        if mask is not True:
-            equal &= mask.reshape(-1, 1, WARP)
-        found = (equal.astype("u4") << np.arange(WARP, dtype="u4")).sum(2, dtype="u4")
-        np.copyto(target, found.ravel(), where=mask)
+        taking = np.ones(lanes.shape, bool) if mask is True else mask.reshape(-1, WARP)
+        equal = (lanes[:, :, None] == lanes[:, None, :]) & taking[:, None, :]
+        agree = (equal.sum(2) == taking.sum(1, keepdims=True)).ravel()
+        found = (equal.astype("u4") << np.arange(WARP, dtype="u4")).sum(2, dtype="u4").ravel()
+        np.copyto(target, np.where(agree, found, 0) if every else found, where=mask)
+        np.copyto(same, agree, where=mask)
 
     return step
 

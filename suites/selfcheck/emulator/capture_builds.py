@@ -67,7 +67,7 @@ def _transpose() -> None:
 
 
 def _softmax() -> None:
-    kernels.softmax_rows[(2,)](draw((2, 300), torch.float32, CPU), blank((2, 300), torch.float32, CPU), 300, BLOCK=512)
+    kernels.softmax_rows[(2,)](draw((2, 500), torch.float32, CPU), blank((2, 500), torch.float32, CPU), 500, BLOCK=512)
 
 
 def _gguf() -> None:

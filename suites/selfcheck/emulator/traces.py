@@ -42,11 +42,13 @@ def judged() -> Iterator[Judged]:
         return patch.object(SharedMemory, name, method)
 
     def by_cta(memory: SharedMemory, pattern: Pattern, lanes: Mask = True) -> dict[int, list[Access]]:
+        # Every access is a whole number of grains, so a grain may stand for a byte.
+        cells = pattern.size // memory.grain
         per_cta = len(memory.base) // (len(memory.data) // memory.stride)
         groups: defaultdict[int, list[Access]] = defaultdict(list)
         for lane, row in zip(pattern.lanes.tolist(), pattern.rows.tolist(), strict=True):
             if lanes is True or lanes[lane]:
-                groups[lane // per_cta].append((lane, row * pattern.size, pattern.size))
+                groups[lane // per_cta].append((lane, row * cells, cells))
         return groups
 
     def access(method: str) -> Any:
