@@ -30,8 +30,8 @@ class Log:
                 self._turn(pattern.serial if before is None else None)
                 self.open[pattern.serial] = pattern, True
             return
-        self._turn(None)
         self.open[pattern.serial] = pattern, lanes if before is None else before[1] is True or before[1] | lanes
+        self._turn(None)
 
     def remove(self, pattern: Pattern) -> Mask | None:
         """Forget a pattern; returns for whom it was open, None if it was not there."""

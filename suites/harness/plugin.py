@@ -130,6 +130,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     try:
         yield
     except Unsupported as declared:
+        if argument is None:
+            raise
         pytest.skip(f"{report.UNSUPPORTED}{declared}")
     if argument is None:
         return

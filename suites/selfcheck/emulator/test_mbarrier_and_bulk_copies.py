@@ -385,7 +385,7 @@ def test_a_map_made_in_shared_memory_serves_after_it_was_published() -> None:
         "@%p0 tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%rd6], 0, 48;",
         *(replace.format(*field) for field in fields),
         f"@%p1 tensormap.cp_fenceproxy.{PUBLISHED} [%rd1], [%rd6], 128;",
-        "fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128;\nbar.sync 0;",
+        "fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128;\nfence.proxy.async.shared::cta;\nbar.sync 0;",
     ]
     run = launch([*make, *load_body(2, (3, 5), 128)[1:]], [POINTER] * 3, [space, out, source])
     assert not run.findings, run.findings
@@ -495,6 +495,15 @@ def test_a_store_needs_a_proxy_fence_after_the_writes_that_it_reads(fence: str, 
     body = "\n".join(store_body(2, (0, 0), SIZE))
     changed = body.replace("fence.proxy.async.shared::cta;\nbar.sync 0;", fence)
     assert kinds(launch([changed], [MAP, POINTER], [tensor_map(target, BOX), tile])) == found
+
+
+def test_a_load_needs_a_proxy_fence_after_the_writes_that_it_replaces() -> None:
+    """A thread's write and the copy unit's are not ordered by a barrier alone."""
+    body = load_body(2, (0, 0), SIZE)
+    written = [body[0], "@%p0 st.shared.b32 [%r1], %r0;", *body[1:]]
+    assert kinds(loaded(written)) == {Kind.WRITE_AFTER_WRITE}
+    fenced = [*written[:2], "@%p0 fence.proxy.async.shared::cta;", *written[2:]]
+    assert not loaded(fenced).findings
 
 
 def test_a_write_after_the_wait_of_another_thread_needs_a_barrier() -> None:
