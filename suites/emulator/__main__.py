@@ -1,7 +1,7 @@
 """Run a script with its Triton launches emulated: ``python -m mla_conformance.suites.emulator file.py``.
 
 The script needs no change: it makes CPU tensors, launches kernels and may compare the results itself. The exit status
-is 1 if there was a finding.
+is 1 if there was a finding, or nothing to check.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ def main() -> int:
     for launch in run.launches:
         faults = f"{len(launch.findings)} finding(s)" if launch.findings else "no finding"
         print(f"{options.target}: {launch.function}{list(launch.grid)}: {faults}")
+    if not run.launches:
+        print(f"{options.script}: launched no Triton kernel, so nothing was checked")
     print(run.report())
-    return 1 if run.findings else 0
+    return 1 if run.findings or not run.launches else 0
 
 
 if __name__ == "__main__":

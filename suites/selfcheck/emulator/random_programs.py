@@ -92,11 +92,11 @@ class Program:
         """What the oracle finds: kinds and PTX lines."""
         found: Found = set()
         for cta in range(len(self.iterations)):
-            _Thread = _Copies(self, Oracle(found))
+            threads = _Copies(self, Oracle(found))
             for _ in range(self.iterations[cta]):
                 for line, operation in zip(self.lines, self.operations, strict=True):
-                    _Thread.execute(line, operation, operation.where[cta])
-            _Thread.finish()
+                    threads.execute(line, operation, operation.where[cta])
+            threads.finish()
         return found
 
 
@@ -186,7 +186,7 @@ def random_program(draw: random.Random, operations: int = 12) -> Program:
 
 def _random_operation(draw: random.Random, what: str, ctas: int, space: int) -> Operation:
     everyone = [[0] * THREADS for _ in range(ctas)]
-    if what in ("barrier",):
+    if what == "barrier":
         return Operation(what, everyone)
     if what == "warp_barrier":
         kind = draw.random()

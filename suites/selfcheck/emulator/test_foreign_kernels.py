@@ -96,16 +96,31 @@ def test_overlapping_programs_write_one_address() -> None:
     assert {finding.kind for finding in run.findings} == {Kind.TWO_CTAS}
 
 
-def test_the_script_of_the_readme_runs_as_written() -> None:
-    """The command exits with 0 and names the kernel; with a script that fails a check it exits with 1."""
-    command = [sys.executable, "-m", "mla_conformance.suites.emulator"]
-    done = subprocess.run([*command, str(EXAMPLE)], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "sm_120: softmax[16]: no finding" in done.stdout
+def test_the_ten_lines_of_the_readme_run_as_written() -> None:
+    """The block is cut out of the README and run."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    body = EXAMPLE.read_text(encoding="utf-8").split('"""', 2)[2].strip()
-    for line in body.splitlines():
-        assert line.strip() in readme, f"the README lacks {line!r}"
+    (block,) = re.findall(r"^```python\n(import torch\n.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)
+    assert len(block.splitlines()) <= 10
+    subprocess.run([sys.executable, "-c", block], check=True, timeout=120)
+
+
+def test_a_script_runs_emulated_without_a_change(tmp_path: Path) -> None:
+    """The exit status tells whether there was a finding, or nothing to check."""
+
+    def run(script: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mla_conformance.suites.emulator", str(script)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    right = run(EXAMPLE)
+    assert right.returncode == 0, right.stderr
+    assert "sm_120: softmax[16]: no finding" in right.stdout
+    broken = tmp_path / "broken.py"
+    broken.write_text(EXAMPLE.read_text(encoding="utf-8").replace("softmax[(16,)]", "softmax[(17,)]"), encoding="utf-8")
+    wrong = run(broken)
+    assert wrong.returncode == 1, wrong.stderr
+    assert "softmax: global access out of bounds: " in wrong.stdout
+    broken.write_text("", encoding="utf-8")
+    assert run(broken).returncode == 1
 
 
 def test_unknown_targets_and_devices_are_refused_by_name() -> None:
