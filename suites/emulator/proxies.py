@@ -1,7 +1,7 @@
 """Writes that a bulk copy may not see yet: the copy unit is another proxy to memory (PTX ISA, 8.7 and 9.7.13.4).
 
 Between a thread's write to shared memory and a bulk copy from or to the same bytes there must be a
-``fence.proxy.async``: by the writer itself, or by any thread of the CTA after a barrier that orders the write before it.
+``fence.proxy.async``: by the writer itself, or by any thread of the CTA after a barrier that follows the write.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from mla_conformance.suites.emulator.errors import PTXError, UnsupportedInstruction
+from mla_conformance.suites.emulator.scopes import Path, Scopes
 
 MAX_CHARACTERS = 64 * 2**20
 """Longer texts are refused: no compiler emits them for one kernel."""
@@ -24,7 +25,6 @@ _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:\s+\d+)?(?:.*inlined_at\s+(\d+)\s+(\
 _FILE = re.compile(r'\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]+)"')
 _LABEL = re.compile(r"([$\w]+):(?!:)")
 _GUARDED = re.compile(r"@(!?)([%\w$]+)\s+(.*)")
-_WORD = re.compile(r"[%$A-Za-z_][\w$]*")
 _TERMINATORS = ("bra", "brx", "ret", "exit", "bar", "barrier")
 WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
 """Opcodes of the waits that may park their lanes; like barriers they end a block."""
@@ -134,12 +134,11 @@ class _Parser:
     def __init__(self, lines: list[str], start: int) -> None:
         self.lines, self.start = lines, start
         self.files = {int(m[1]): m[2].rsplit("/", 1)[-1] for line in lines for m in [_FILE.match(line.strip())] if m}
-        self.scopes: list[dict[str, str]] = [{}]
-        self.scope_number = 0
-        self.path: tuple[int, ...] = ()
+        self.scopes = Scopes()
         self.last_label = ""
-        self.branches: list[tuple[int, int, tuple[int, ...]]] = []
+        self.branches: list[tuple[int, int, Path]] = []
         self.source = ""
+        self.ended = False
         name = _ENTRY.search(lines[start])
         assert name is not None
         self.made = Entry(name[1])
@@ -209,7 +208,7 @@ class _Parser:
                 continue
             begun = begun if pending else number + 1
             pending = self._statements(f"{pending} {line}".strip(), begun)
-            if not self.scopes:
+            if self.ended:
                 return
         raise PTXError(f"the entry {self.made.name} does not end: a closing brace is missing")
 
@@ -230,14 +229,14 @@ class _Parser:
         while text:
             label = _LABEL.match(text)
             if text[0] in "{}":
-                self._scope(text[0])
+                self.ended = not self.scopes.brace(text[0])
                 text = text[1:].strip()
-                if not self.scopes:
+                if self.ended:
                     return text
             elif label is not None:
                 if self.made.blocks[-1]:
                     self.made.blocks.append([])
-                self.made.labels[self._label(label[1], self.path)] = len(self.made.blocks) - 1
+                self.made.labels[self.scopes.label(label[1], self.scopes.path)] = len(self.made.blocks) - 1
                 self.last_label = label[1]
                 text = text[label.end() :].strip()
             elif ";" in text:
@@ -248,28 +247,13 @@ class _Parser:
                 return text
         return ""
 
-    def _scope(self, brace: str) -> None:
-        """Inline assembly opens scopes; a register declared in one hides the outer one of the same name."""
-        if brace == "{":
-            self.scopes.append({})
-            self.scope_number += 1
-            self.path = (*self.path, self.scope_number)
-        else:
-            self.scopes.pop()
-            self.path = self.path[:-1]
-
-    @staticmethod
-    def _label(name: str, path: tuple[int, ...]) -> str:
-        return f"{name}.{path[-1]}" if path else name
-
     def _resolve(self) -> None:
-        """A branch in a scope means the innermost label of that name: inline assembly repeats its labels."""
+        """A branch means the innermost label of its name."""
         for block, index, path in self.branches:
             branch = self.made.blocks[block][index]
-            names = [self._label(branch.operands[0], path[:depth]) for depth in range(len(path), 0, -1)]
-            found = next((name for name in names if name in self.made.labels), None)
-            if found is not None:
-                self.made.blocks[block][index] = replace(branch, operands=(found, *branch.operands[1:]))
+            meanings = Scopes.meanings(branch.operands[0], path)
+            found = next((name for name in meanings if name in self.made.labels), branch.operands[0])
+            self.made.blocks[block][index] = replace(branch, operands=(found, *branch.operands[1:]))
 
     def _statement(self, text: str, line: int) -> None:
         if text.startswith(".reg"):
@@ -293,15 +277,15 @@ class _Parser:
         made = Instruction(
             text=text,
             opcode=opcode,
-            operands=tuple(self._scoped(operand) for operand in split_operands(rest)),
-            guard=self._scoped(guarded[2]) if guarded else None,
+            operands=tuple(self.scopes.rename(operand) for operand in split_operands(rest)),
+            guard=self.scopes.rename(guarded[2]) if guarded else None,
             negated=bool(guarded and guarded[1]),
             line=line,
             source=self.source,
         )
         self.made.blocks[-1].append(made)
-        if opcode.startswith("bra") and self.path:
-            self.branches.append((len(self.made.blocks) - 1, len(self.made.blocks[-1]) - 1, self.path))
+        if opcode.startswith("bra") and self.scopes.path:
+            self.branches.append((len(self.made.blocks) - 1, len(self.made.blocks[-1]) - 1, self.scopes.path))
         ends = opcode.split(".")[0] in _TERMINATORS and not opcode.startswith("bar.warp")
         if ends or opcode.startswith(WAITS):
             self.made.blocks.append([])
@@ -311,9 +295,7 @@ class _Parser:
         declared = _CALL_PARAMETER.match(text)
         if declared is None:
             raise UnsupportedInstruction(f"PTX line {line}: a call parameter that is no scalar: {text}")
-        inner = f"{declared[2]}.{self.scope_number}"
-        self.scopes[-1][declared[2]] = inner
-        self.made.registers[inner] = declared[1]
+        self.made.registers[self.scopes.declare(declared[2])] = declared[1]
 
     def _registers(self, text: str, line: int) -> None:
         declared = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text)
@@ -323,19 +305,11 @@ class _Parser:
             base, _, count = name.partition("<")
             if count and int(count.rstrip("> ")) > MAX_REGISTERS:
                 raise PTXError(f"PTX line {line}: {name} declares more than {MAX_REGISTERS} registers")
-            if len(self.scopes) > 1:
-                inner = f"{base.strip()}.{self.scope_number}."
+            if self.scopes.path:
                 for index in range(int(count.rstrip("> "))) if count else [""]:
-                    self.scopes[-1][f"{base.strip()}{index}"] = f"{inner}{index}"
-                    self.made.registers[f"{inner}{index}"] = declared[1]
+                    self.made.registers[self.scopes.declare(f"{base.strip()}{index}")] = declared[1]
             else:
                 self.made.registers[base.strip() + ("<>" if count else "")] = declared[1]
-
-    def _scoped(self, operand: str) -> str:
-        if len(self.scopes) == 1:
-            return operand
-        names = {name: inner for scope in self.scopes for name, inner in scope.items()}
-        return _WORD.sub(lambda word: names.get(word[0], word[0]), operand) if names else operand
 
 
 def _bits(type_: str) -> int:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mla_conformance.suites.emulator.builder import Builder, Step
+from mla_conformance.suites.emulator.errors import PTXError
 from mla_conformance.suites.emulator.ptx import Instruction
 from mla_conformance.suites.emulator.types import PACKED, Array, Mask
 
@@ -44,6 +45,7 @@ def translate(builder: Builder, instruction: Instruction) -> Step:
 
     Raises:
         UnsupportedInstruction: no translator, or one that refuses this form.
+        PTXError: operands that are too few, too many or of the wrong shape.
     """
     builder.start(instruction)
     parts = instruction.parts
@@ -51,7 +53,11 @@ def translate(builder: Builder, instruction: Instruction) -> Step:
     # A translator for certain types comes before one for all of them.
     for types, translator in sorted(_TRANSLATORS.get(name, ()), key=lambda entry: entry[0] is None):
         if types is None or parts[-1] in types:
-            return translator(builder, instruction)
+            try:
+                return translator(builder, instruction)
+            except (IndexError, KeyError, ValueError) as error:
+                message = f"PTX line {instruction.line}: operands that do not fit: `{instruction.text}`"
+                raise PTXError(message) from error
     raise builder.unsupported()
 
 

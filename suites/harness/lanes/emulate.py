@@ -54,10 +54,12 @@ class Lane(base.Lane):
         }
 
     def declines(self, problem: MLADecodeProblem, implementation: Implementation) -> str | None:
-        """Decline what would take minutes."""
+        """Decline what would take minutes, and fp8 where the target has none."""
         width = problem.kv_lora_rank + problem.qk_rope_head_dim
         if sum(problem.lengths) * problem.heads * width > MAX_PRODUCTS:
             return f"the emulator takes no problem of more than {MAX_PRODUCTS:.0e} products: run it on a GPU"
+        if problem.is_fp8 and self.target == "sm_80" and implementation.compiles_kernels:
+            return "sm_80 has no e4m3 conversions: Triton compiles them from sm_89 on"
         return None
 
     @contextmanager

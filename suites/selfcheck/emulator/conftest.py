@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,27 @@ if TYPE_CHECKING:
     from .builds import Build
 
 SECONDS = 300
+
+
+@pytest.fixture(autouse=True)
+def on_the_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``--lane cuda`` an instruction test runs on the GPU of this machine: the card is held to the manual."""
+    from mla_conformance.suites.harness import plan
+
+    if "cuda" not in [lane.name for lane in request.config.stash[plan.KEY].lanes]:
+        return
+    from mla_conformance.suites.emulator import UnsupportedInstruction, hardware
+    from mla_conformance.suites.emulator.execution import Run
+
+    from . import one_instruction
+
+    def run(*arguments: Any, **options: Any) -> Run:
+        try:
+            return hardware.run_ptx(*arguments, **options)
+        except UnsupportedInstruction as error:
+            pytest.skip(f"not an instruction of this card: {error}")
+
+    monkeypatch.setattr(one_instruction, "run_ptx", run)
 
 
 @pytest.fixture(scope="session")

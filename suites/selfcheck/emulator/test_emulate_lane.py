@@ -13,6 +13,8 @@ import triton.language as tl
 
 from mla_conformance.suites.attention.test_decode_launch import (
     test_every_launch_fits_the_target as fits,
+)
+from mla_conformance.suites.attention.test_decode_launch import (
     test_no_race_no_early_read_no_wild_access as no_fault,
 )
 from mla_conformance.suites.emulator import EmulationStopped, UnsupportedInstruction
