@@ -119,7 +119,7 @@ class Builder:
                 raise self.unsupported("the address of a scalar parameter")
             return np.array(self.machine.addresses[text], "u8").astype(dtype_of(type_))
         if text.startswith("%") and self.entry.register_type(text) is None:
-            raise self.unsupported(f"special register {text}")
+            raise self.unsupported(f"{text} is not declared, and no special register known here")
         self.read.add(text)
         array = self.register(text)
         dtype = dtype_of(type_)

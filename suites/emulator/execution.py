@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import operator
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from mla_conformance.suites.emulator.errors import PTXError
 from mla_conformance.suites.emulator.findings import Finding, Findings
 from mla_conformance.suites.emulator.machine import Machine
 from mla_conformance.suites.emulator.program import Program
-from mla_conformance.suites.emulator.ptx import Entry, parse
+from mla_conformance.suites.emulator.ptx import Entry, Instruction, parse
 from mla_conformance.suites.emulator.shared import ROW, SharedMemory
 from mla_conformance.suites.emulator.tensormaps import HostTensorMap
 from mla_conformance.suites.emulator.types import Array, dtype_of
@@ -24,7 +26,9 @@ LANES = 2048
 """Threads of a batch: a NumPy call on so many costs hardly more than on a warp, and more gains nothing."""
 BUDGET = 50_000_000
 """Instructions of a batch after which a run is given up."""
-MAX_CTAS = 1 << 31
+MAX_CTAS = 1 << 22
+"""Of a grid: more would run for hours, without ever exceeding the budget of a batch."""
+MAX_SHARED_BYTES = 1 << 24
 _KEPT = 64
 _SMALL = {"mbarrier": 8, "tensormap": 4}
 """Bytes of the smallest access of instructions that touch shared memory besides loads, stores and copies."""
@@ -129,7 +133,11 @@ class Kernel:
                 value = self.machine.memory.map_tensor(value)
             elif isinstance(value, HostTensorMap):
                 value = value.encoded(self.machine.memory.map_tensor(value.base))
-            place[...] = _as_parameter(value, parameter.type, parameter.count)
+            try:
+                place[...] = _as_parameter(value, parameter.type, parameter.count)
+            except (TypeError, ValueError, KeyError, OverflowError) as error:
+                wanted = f".{parameter.type}" + (f"[{parameter.count}], as bytes" if parameter.count > 1 else "")
+                raise PTXError(f"argument {parameter.name}={value!r}: the kernel takes {wanted}") from error
 
 
 def _as_parameter(value: Any, type_: str, count: int) -> Array:
@@ -148,10 +156,14 @@ def _as_parameter(value: Any, type_: str, count: int) -> Array:
 
 
 def _grid(grid: tuple[int, ...]) -> tuple[int, int, int]:
-    sizes = (*(int(size) for size in grid), 1, 1)[:3]
-    if not 1 <= len(grid) <= 3 or min(sizes) < 0 or sizes[0] * sizes[1] * sizes[2] > MAX_CTAS:
-        raise PTXError(f"grid={grid}: one to three non-negative numbers, at most {MAX_CTAS} CTAs")
-    return sizes[0], sizes[1], sizes[2]
+    try:
+        sizes = tuple(operator.index(size) for size in grid)
+    except TypeError:
+        sizes = ()
+    if not 1 <= len(sizes) <= 3 or min(sizes) < 0 or math.prod(sizes) > MAX_CTAS:
+        raise PTXError(f"grid={grid!r}: one to three non-negative whole numbers, at most {MAX_CTAS} CTAs")
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
 
 
 # ---- preparation
@@ -189,6 +201,8 @@ def _batch(threads: int, total: int) -> int:
 
 def _layout(entry: Entry, dynamic: int) -> tuple[dict[str, int], int, int]:
     """Addresses of shared and local variables; static shared memory comes before the dynamic one."""
+    if not 0 <= dynamic <= MAX_SHARED_BYTES:
+        raise PTXError(f"shared_bytes={dynamic}: a number from 0 to {MAX_SHARED_BYTES}")
     addresses: dict[str, int] = {}
     ends = {"shared": 0, "local": 0}
     # Variables without a size (.extern) get what the launch gives, after the sized ones.
@@ -199,6 +213,13 @@ def _layout(entry: Entry, dynamic: int) -> tuple[dict[str, int], int, int]:
         addresses[variable.name] = start
         ends[variable.space] = start + variable.size
     return addresses, ends["shared"] + dynamic, -(-ends["local"] // ROW) * ROW
+
+
+def _copied_bytes(ins: Instruction) -> int:
+    sizes = {"0x4": 4, "4": 4, "0x8": 8, "8": 8, "0x10": 16, "16": 16}
+    if ins.operands[2] not in sizes:
+        raise PTXError(f"PTX line {ins.line}: a copy has 4, 8 or 16 bytes: `{ins.text}`")
+    return sizes[ins.operands[2]]
 
 
 def _grain(entry: Entry) -> int:
@@ -213,5 +234,5 @@ def _grain(entry: Entry) -> int:
             packed = 2 if parts[-1].endswith("x2") else 1
             sizes.append(dtype_of(parts[-1]).itemsize * vector * packed)
         if parts[:2] == ("cp", "async") and "bulk" not in parts and len(ins.operands) > 2:
-            sizes.append(int(ins.operands[2], 0))
+            sizes.append(_copied_bytes(ins))
     return min(sizes)

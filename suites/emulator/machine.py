@@ -15,11 +15,12 @@ import numpy as np
 from mla_conformance.suites.emulator.accesses import WARP
 from mla_conformance.suites.emulator.bulk import BulkCopies
 from mla_conformance.suites.emulator.copies import CopyGroups
+from mla_conformance.suites.emulator.declarations import Variable
 from mla_conformance.suites.emulator.errors import EmulationStopped
 from mla_conformance.suites.emulator.findings import Findings, Kind
 from mla_conformance.suites.emulator.mbarriers import MBarriers
 from mla_conformance.suites.emulator.memory import GlobalMemory
-from mla_conformance.suites.emulator.ptx import Instruction, Variable
+from mla_conformance.suites.emulator.ptx import Instruction
 from mla_conformance.suites.emulator.shared import SharedMemory
 from mla_conformance.suites.emulator.types import Array, Mask
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mla_conformance.suites.emulator.accesses import WARP
 from mla_conformance.suites.emulator.builder import Builder, Step
 from mla_conformance.suites.emulator.errors import EmulationStopped, PTXError
 from mla_conformance.suites.emulator.instructions import matrix
@@ -19,6 +20,8 @@ from mla_conformance.suites.emulator.undefined import Flow, Part, watch
 Exits = list[tuple[int, Mask]]
 _JUMPS = ("bra", "brx", "ret", "exit")
 _BARRIERS = ("bar", "barrier")
+BARRIERS = 16
+"""Of a CTA (PTX ISA, 9.7.13.1)."""
 
 
 @dataclass
@@ -54,6 +57,10 @@ class Program:
     def _translate(self, number: int) -> Part:
         part = Part()
         instructions = self.entry.blocks[number]
+        for guarded in instructions:
+            if guarded.guard is not None:
+                self.builder.start(guarded)
+                self.builder.source(guarded.guard, "pred")
         for group in matrix.runs(instructions):
             for one in group[:-1]:
                 # The steps of a run are made together; each still counts what it reads and writes.
@@ -77,6 +84,7 @@ class Program:
     def _guarded(self, step: Step, instruction: Instruction) -> Step:
         if instruction.guard is None:
             return step
+        self.builder.start(instruction)
         predicate = self.builder.source(instruction.guard, "pred")
         negated, lanes = instruction.negated, self.machine.lanes
 
@@ -96,7 +104,7 @@ class Program:
     # ---- leaving a block
 
     def _target(self, instruction: Instruction) -> int:
-        return self._place(instruction, instruction.operands[0])
+        return self._place(instruction, instruction.operands[0] if instruction.operands else "")
 
     def _place(self, instruction: Instruction, label: str) -> int:
         if label not in self.entry.labels:
@@ -157,6 +165,7 @@ class Program:
 
     def _branch(self, instruction: Instruction, target: int, following: int) -> Callable[[Mask], Exits]:
         assert instruction.guard is not None
+        self.builder.start(instruction)
         predicate, negated, lanes = (
             self.builder.source(instruction.guard, "pred"),
             instruction.negated,
@@ -203,9 +212,15 @@ class Program:
         parts, operands, machine = instruction.parts, instruction.operands, self.machine
         builder = self.builder
         builder.start(instruction)
-        if instruction.guard is not None or "red" in parts or "cluster" in parts or not operands[0].isdigit():
+        constant = bool(operands) and all(operand.isdecimal() for operand in operands)
+        if instruction.guard is not None or "red" in parts or "cluster" in parts or not constant:
             raise builder.unsupported("barriers: bar.sync and bar.arrive, unguarded, with a constant number")
         barrier = int(operands[0])
+        if barrier >= BARRIERS or (len(operands) > 1 and (int(operands[1]) % WARP or not int(operands[1]))):
+            raise PTXError(
+                f"PTX line {instruction.line}: a barrier's number is below {BARRIERS}, its count of threads a multiple "
+                f"of {WARP}: `{instruction.text}`"
+            )
         count = int(operands[1]) if len(operands) > 1 else ALL_THREADS
         if "arrive" in parts:
 

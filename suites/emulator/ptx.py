@@ -7,22 +7,19 @@ Only what compilers emit is accepted; whatever is not understood is refused by n
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 
+from mla_conformance.suites.emulator import declarations
+from mla_conformance.suites.emulator.declarations import Parameter, Variable
 from mla_conformance.suites.emulator.errors import PTXError, UnsupportedInstruction
+from mla_conformance.suites.emulator.locations import Locations
 from mla_conformance.suites.emulator.scopes import Path, Scopes
+from mla_conformance.suites.emulator.types import DTYPES, PACKED
 
 MAX_CHARACTERS = 64 * 2**20
 """Longer texts are refused: no compiler emits them for one kernel."""
-MAX_REGISTERS = 1_000_000
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
-_PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)(?:\s+\.ptr\b[^,)]*?)?\s+([\w$]+)(?:\[(\d+)\])?\s*[,)]?$")
-_DATA = re.compile(
-    r"(?:\.visible\s+|\.extern\s+|\.weak\s+)?\.(global|const|shared|local)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
-    r"([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*\{?(.*?)\}?)?;"
-)
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:\s+\d+)?(?:.*inlined_at\s+(\d+)\s+(\d+))?")
-_FILE = re.compile(r'\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]+)"')
 _LABEL = re.compile(r"([$\w]+):(?!:)")
 _GUARDED = re.compile(r"@(!?)([%\w$]+)\s+(.*)")
 _TERMINATORS = ("bra", "brx", "ret", "exit", "bar", "barrier")
@@ -58,26 +55,6 @@ class Instruction:
     def parts(self) -> tuple[str, ...]:
         """The opcode cut at its dots."""
         return tuple(self.opcode.replace("::", ":").split("."))
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One kernel parameter: ``type`` is ``u64`` and so on; ``count`` elements for an array, else 1."""
-
-    name: str
-    type: str
-    count: int = 1
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A variable of a state space: ``size`` bytes (0: as much as the launch gives), with initial bytes or None."""
-
-    name: str
-    space: str
-    size: int
-    align: int
-    initial: bytes | None = None
 
 
 @dataclass
@@ -133,12 +110,12 @@ def split_operands(text: str) -> tuple[str, ...]:
 class _Parser:
     def __init__(self, lines: list[str], start: int) -> None:
         self.lines, self.start = lines, start
-        self.files = {int(m[1]): m[2].rsplit("/", 1)[-1] for line in lines for m in [_FILE.match(line.strip())] if m}
+        self.locations = Locations(lines)
         self.scopes = Scopes()
         self.last_label = ""
         self.branches: list[tuple[int, int, Path]] = []
-        self.source = ""
         self.ended = False
+        self.registers = 0
         name = _ENTRY.search(lines[start])
         assert name is not None
         self.made = Entry(name[1])
@@ -155,44 +132,36 @@ class _Parser:
         for number, line in enumerate(self.lines[: self.start]):
             line = line.split("//")[0].strip()
             if line.startswith(".target"):
-                self.made.target = line.split()[1].rstrip(",")
+                self.made.target = line.removeprefix(".target").split(",")[0].strip()
             if line.startswith((".func", ".visible .func")):
                 raise UnsupportedInstruction(
                     f"PTX line {number + 1}: functions besides the entry are not supported: {line}"
                 )
-            self._variable(line)
+            self._variable(line, number + 1)
 
-    def _variable(self, statement: str) -> bool:
-        found = _DATA.match(statement)
-        if found is None:
-            return False
-        space, align, type_, name, count, initial = found.groups()
-        width = _bits(type_) // 8
-        size = width * int(count) if count else (0 if count == "" else width)
-        data = None
-        if initial is not None:
-            values = [int(value, 0) for value in initial.split(",") if value.strip()]
-            data = b"".join((v % 256**width).to_bytes(width, "little") for v in values).ljust(size, b"\0")
-        elif space in ("global", "const"):
-            data = bytes(size)
-        self.made.variables[name] = Variable(name, space, size, int(align or width), data)
-        return True
+    def _variable(self, statement: str, line: int) -> bool:
+        found = declarations.variable(statement, line)
+        if found is not None:
+            self._new(found.name, self.made.variables, line)
+            self.made.variables[found.name] = found
+        return found is not None
+
+    @staticmethod
+    def _new(name: str, known: Container[str], line: int) -> None:
+        if name in known:
+            raise PTXError(f"PTX line {line}: {name} is declared twice")
 
     def _signature(self) -> int:
         """Parameters and performance directives, up to the opening brace; returns the line after it."""
         for number in range(self.start, len(self.lines)):
             line = self.lines[number].split("//")[0].strip()
-            parameter = _PARAM.search(line)
+            parameter = declarations.parameter(line, number + 1)
             if parameter is not None:
-                self.made.parameters.append(Parameter(parameter[2], parameter[1], int(parameter[3] or 1)))
-            threads = re.search(r"\.reqntid\s+([\d,\s]+)", line)
+                self._new(parameter.name, {known.name for known in self.made.parameters}, number + 1)
+                self.made.parameters.append(parameter)
+            threads = declarations.threads(line, number + 1)
             if threads is not None:
-                sizes = [int(size) for size in threads[1].split(",")]
-                if any(size != 1 for size in sizes[1:]):
-                    raise PTXError(
-                        f"PTX line {number + 1}: blocks of more than one dimension are not supported: {line}"
-                    )
-                self.made.threads = sizes[0]
+                self.made.threads = threads
             if line.startswith("{"):
                 return number + 1
         raise PTXError(f"the entry {self.made.name} has no body")
@@ -202,7 +171,7 @@ class _Parser:
         for number in range(first, len(self.lines)):
             line = self.lines[number].split("//")[0].strip()
             if line.startswith(_IGNORED):
-                self._location(line)
+                self.locations.note(line)
                 continue
             if not line:
                 continue
@@ -211,18 +180,6 @@ class _Parser:
             if self.ended:
                 return
         raise PTXError(f"the entry {self.made.name} does not end: a closing brace is missing")
-
-    def _location(self, line: str) -> None:
-        found = _LOC.match(line)
-        if found is None:
-            return
-        file, row, outer, outer_row = found.groups()
-        place = f"{self.files.get(int(file), '?')}:{row}"
-        if outer is not None and outer != file:
-            place = f"{self.files.get(int(outer), '?')}:{outer_row} (in {place})"
-        # Line 0 marks code without a line of its own; the last one is the better hint.
-        if row != "0":
-            self.source = place
 
     def _statements(self, text: str, line: int) -> str:
         """Take every complete statement off the front of ``text``; return what is left."""
@@ -236,7 +193,9 @@ class _Parser:
             elif label is not None:
                 if self.made.blocks[-1]:
                     self.made.blocks.append([])
-                self.made.labels[self.scopes.label(label[1], self.scopes.path)] = len(self.made.blocks) - 1
+                name = self.scopes.label(label[1], self.scopes.path)
+                self._new(name, self.made.labels, line)
+                self.made.labels[name] = len(self.made.blocks) - 1
                 self.last_label = label[1]
                 text = text[label.end() :].strip()
             elif ";" in text:
@@ -268,7 +227,7 @@ class _Parser:
             self._call_parameter(text, line)
             return
         if text.startswith("."):
-            if not self._variable(f"{text};"):
+            if not self._variable(f"{text};", line):
                 raise PTXError(f"PTX line {line}: directive not understood: {text}")
             return
         guarded = _GUARDED.match(text)
@@ -281,7 +240,7 @@ class _Parser:
             guard=self.scopes.rename(guarded[2]) if guarded else None,
             negated=bool(guarded and guarded[1]),
             line=line,
-            source=self.source,
+            source=self.locations.place,
         )
         self.made.blocks[-1].append(made)
         if opcode.startswith("bra") and self.scopes.path:
@@ -301,17 +260,15 @@ class _Parser:
         declared = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text)
         if declared is None:
             raise PTXError(f"PTX line {line}: register declaration not understood: {text}")
-        for name in split_operands(declared[2]):
-            base, _, count = name.partition("<")
-            if count and int(count.rstrip("> ")) > MAX_REGISTERS:
-                raise PTXError(f"PTX line {line}: {name} declares more than {MAX_REGISTERS} registers")
+        if declared[1] not in DTYPES | PACKED:
+            raise PTXError(f"PTX line {line}: registers of type .{declared[1]} are not known here: {text}")
+        for declaration in split_operands(declared[2]):
+            name, count = declarations.registers(declaration, line)
+            self.registers += count or 1
+            if self.registers > declarations.MAX_REGISTERS:
+                raise PTXError(f"PTX line {line}: more than {declarations.MAX_REGISTERS} registers: {text}")
             if self.scopes.path:
-                for index in range(int(count.rstrip("> "))) if count else [""]:
-                    self.made.registers[self.scopes.declare(f"{base.strip()}{index}")] = declared[1]
+                for index in [""] if count is None else range(count):
+                    self.made.registers[self.scopes.declare(f"{name}{index}")] = declared[1]
             else:
-                self.made.registers[base.strip() + ("<>" if count else "")] = declared[1]
-
-
-def _bits(type_: str) -> int:
-    digits = re.sub(r"\D", "", type_)
-    return int(digits) if digits else 8
+                self.made.registers[name + ("" if count is None else "<>")] = declared[1]

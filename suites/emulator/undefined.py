@@ -225,7 +225,7 @@ class _Shadows:
         if mnemonic == "shfl":
             return lambda: [(target, self._shuffled(ins)) for target in targets]
         if mnemonic in ("and", "or", "xor", "not") and ins.parts[-1] != "pred":
-            kept = self._kept(ins)
+            kept = self._kept(ins, sources)
             return lambda: [(target, self._elements(sources, 1) & kept) for target in targets]
         if ins.parts[-1] in PACKED or mnemonic == "mov":
             element = dtype_of(ins.parts[-1]).itemsize if ins.parts[-1] in PACKED else 1
@@ -241,16 +241,20 @@ class _Shadows:
 
     def _elements(self, sources: Sequence[str], size: int) -> Array:
         """Element by element of a packed type, ``size`` bytes each."""
-        found = np.logical_or.reduce([self.undefined[name] for name in sources])
+        shadows = [self.undefined[name] for name in sources]
+        if len({shadow.shape[1] for shadow in shadows}) > 1:
+            return np.logical_or.reduce([_any(shadow) for shadow in shadows])
+        found = np.logical_or.reduce(shadows)
         grouped = found.reshape(len(found), -1, size).any(2)
         return np.repeat(grouped, size, axis=1)
 
-    def _kept(self, ins: Instruction) -> Array:
+    def _kept(self, ins: Instruction, sources: Sequence[str]) -> Array:
         """The bytes of a bitwise result that depend on the operands: not those that a constant mask clears."""
         size = dtype_of(ins.parts[-1]).itemsize
         constants = [text for text in ins.operands[1:] if text.lstrip("-")[0].isdigit()]
-        if ins.parts[0] != "and" or not constants:
-            return np.ones(size, bool)
+        wider = any(self.undefined[name].shape[1] != size for name in sources)
+        if ins.parts[0] != "and" or not constants or wider:
+            return np.ones(1, bool)
         return np.asarray(self.builder.source(constants[0], ins.parts[-1]).reshape(1).view("u1") != 0)
 
     def _permuted(self, operands: Sequence[str], selector: int) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 from mla_conformance.suites.emulator import memory
 from mla_conformance.suites.emulator.accesses import Pattern
 from mla_conformance.suites.emulator.builder import Address, Builder, Step
+from mla_conformance.suites.emulator.errors import PTXError
 from mla_conformance.suites.emulator.findings import Kind
 from mla_conformance.suites.emulator.instructions.registry import instruction
 from mla_conformance.suites.emulator.machine import LOCAL_WINDOW, SHARED_WINDOW, Machine
@@ -137,6 +138,8 @@ def _parameter(builder: Builder, ins: Instruction, type_: str) -> Step:
     raw = builder.parameters[found[1]].view("u1")
     start, size = int(found[2] or 0), dtype_of(type_).itemsize
     targets = [builder.destination(text, type_) for text in builder.vector(ins.operands[0])]
+    if start + size * len(targets) > len(raw):
+        raise PTXError(f"PTX line {ins.line}: {found[1]} has {len(raw)} bytes: `{ins.text}`")
     values = [raw[start + i * size : start + (i + 1) * size].view(dtype_of(type_)) for i in range(len(targets))]
 
     def step(mask: Mask) -> None:

@@ -20,6 +20,7 @@ Translator: TypeAlias = Callable[[Builder, Instruction], Step]
 INTEGERS = frozenset(f"{kind}{bits}" for kind in "sub" for bits in (8, 16, 32, 64)) | {"s16x2", "u16x2"}
 FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64"))
 _TRANSLATORS: dict[str, list[tuple[Collection[str] | None, Translator]]] = {}
+VARIABLE_ARGUMENTS = 0x04
 _KINDS = ("bulk", "block_scale")
 """Suffixes that make another instruction of a mnemonic; it is registered as ``mnemonic.suffix``."""
 
@@ -63,6 +64,7 @@ def translate(builder: Builder, instruction: Instruction) -> Step:
 
 def elementwise(builder: Builder, type_: str, function: Callable[..., Any], *sources: Array) -> Step:
     """A step that computes ``function(*sources)`` and writes it to the first operand, a register of ``type_``."""
+    _check_count(builder, function, len(sources))
     target = builder.destination(builder.instruction.operands[0], type_)
     if type_ in PACKED:
         return lambda mask: np.copyto(
@@ -73,6 +75,7 @@ def elementwise(builder: Builder, type_: str, function: Callable[..., Any], *sou
 
 def ufunc(builder: Builder, type_: str, function: np.ufunc, *sources: Array) -> Step:
     """As :func:`elementwise`, for a NumPy function that can write in place."""
+    _check_count(builder, function, len(sources))
     target = builder.destination(builder.instruction.operands[0], type_)
     if all(source.dtype == target.dtype for source in sources) and type_ not in PACKED:
 
@@ -81,6 +84,20 @@ def ufunc(builder: Builder, type_: str, function: np.ufunc, *sources: Array) -> 
 
         return step
     return elementwise(builder, type_, function, *sources)
+
+
+def _check_count(builder: Builder, function: Callable[..., Any], count: int) -> None:
+    """Refuse more or fewer sources than the function takes, where that can be told."""
+    code = getattr(function, "__code__", None)
+    if isinstance(function, np.ufunc):
+        fits = count == function.nin
+    elif code is None or code.co_flags & VARIABLE_ARGUMENTS:
+        fits = True
+    else:
+        defaults = len(getattr(function, "__defaults__", None) or ())
+        fits = code.co_argcount - defaults <= count <= code.co_argcount
+    if not fits:
+        raise builder.unsupported(f"{count} source operands")
 
 
 def sources_of(builder: Builder, type_: str, first: int = 1) -> list[Array]:

@@ -16,6 +16,8 @@ class Lane(base.Lane):
     name: ClassVar[str] = "cuda"
     device = "cuda"
     repeats = 30
+    # A card refuses a launch that does not fit, which running() turns into a failure.
+    tells_refusals: ClassVar[bool] = True
     _lost: str | None = None
 
     def environment(self) -> dict[str, str]:

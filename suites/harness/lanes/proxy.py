@@ -14,6 +14,8 @@ class Lane(cuda.Lane):
     """
 
     name: ClassVar[str] = "proxy"
+    # The card at hand may take what the one that it stands in for refuses.
+    tells_refusals: ClassVar[bool] = False
 
     def environment(self) -> dict[str, str]:
         """Triton reads this when it compiles."""

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 SECONDS = 300
 
 
+OPEN_IN_THE_MANUAL = {
+    "test_product_of_random_operands_is_rounded_once": "in what order a tensor core sums, and how it rounds",
+}
+"""Tests that hold the emulator to more than the manual promises of a card."""
+
+
 @pytest.fixture(autouse=True)
 def on_the_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ``--lane cuda`` an instruction test runs on the GPU of this machine: the card is held to the manual."""
@@ -26,6 +32,8 @@ def on_the_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
     if "cuda" not in [lane.name for lane in request.config.stash[plan.KEY].lanes]:
         return
+    if request.node.originalname in OPEN_IN_THE_MANUAL:
+        pytest.skip(f"the manual leaves open {OPEN_IN_THE_MANUAL[request.node.originalname]}")
     from mla_conformance.suites.emulator import UnsupportedInstruction, hardware
     from mla_conformance.suites.emulator.execution import Run
 
