@@ -84,14 +84,14 @@ class Patterns:
 
     def __init__(self, grain: int, stride: int) -> None:
         self.grain, self.stride = grain, stride
-        self._by_line: dict[int, list[Pattern]] = {}
+        self._by_instruction: dict[tuple[int, str], list[Pattern]] = {}
         self._next = 0
         self._turn = 0
 
     def find(self, instruction: Instruction, address: Array, mask: Mask) -> Pattern | None:
         """The pattern that this instruction made from equal addresses and an equal mask, if it is kept."""
         lead = address.item(0)
-        for pattern in self._by_line.get(instruction.line, ()):
+        for pattern in self._by_instruction.get((instruction.line, instruction.text), ()):
             if (
                 pattern.lead == lead
                 and (pattern.mask is mask or not (pattern.mask is True or mask is True or (pattern.mask != mask).any()))
@@ -141,7 +141,7 @@ class Patterns:
             repeated=bool((first != last).any()),
         )
         self._next += 1
-        kept = self._by_line.setdefault(instruction.line, [])
+        kept = self._by_instruction.setdefault((instruction.line, instruction.text), [])
         if len(kept) < KEPT:
             kept.append(made)
         else:
@@ -151,7 +151,7 @@ class Patterns:
 
     def forget(self, pattern: Pattern) -> None:
         """Do not keep a pattern, so that its faults are reported each time."""
-        self._by_line[pattern.instruction.line].remove(pattern)
+        self._by_instruction[pattern.instruction.line, pattern.instruction.text].remove(pattern)
 
 
 def relation(mine: Pattern, theirs: Pattern) -> Relation | None:

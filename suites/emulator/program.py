@@ -65,13 +65,13 @@ class Program:
             for one in group[:-1]:
                 # The steps of a run are made together; each still counts what it reads and writes.
                 translate(self.builder, one)
-                part.flows.append(Flow(one, self.builder.read, self.builder.written))
+                part.flows.append(Flow(one, set(self.builder.read), set(self.builder.written)))
             last = group[-1]
             if last.parts[0] in _JUMPS or self._is_barrier(last):
                 part.flows.append(Flow(last, set(), set()))
                 continue
             step = translate(self.builder, last)
-            flow = Flow(last, self.builder.read, self.builder.written)
+            flow = Flow(last, set(self.builder.read), set(self.builder.written))
             flow.step = matrix.run(self.builder, group) if len(group) > 1 else step
             part.flows.append(flow)
         part.successors = self._successors(number)

@@ -66,6 +66,8 @@ class Entry:
     parameters: list[Parameter] = field(default_factory=list)
     threads: int | None = None
     registers: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many ``.reg .b32 %r<82>`` declares, by ``%r``; ``registers`` calls them ``%r<>``."""
     variables: dict[str, Variable] = field(default_factory=dict)
     blocks: list[list[Instruction]] = field(default_factory=lambda: [[]])
     labels: dict[str, int] = field(default_factory=dict)
@@ -74,7 +76,13 @@ class Entry:
 
     def register_type(self, name: str) -> str | None:
         """The declared type of a register (``.reg .b32 %r<82>`` declares %r0 to %r81), or None."""
-        return self.registers.get(name) or self.registers.get(name.rstrip("0123456789") + "<>")
+        found = self.registers.get(name)
+        if found is None:
+            base = name.rstrip("0123456789")
+            number = name[len(base) :]
+            if number and int(number) < self.counts.get(base, 0):
+                found = self.registers[f"{base}<>"]
+        return found
 
 
 def parse(text: str) -> Entry:
@@ -272,3 +280,4 @@ class _Parser:
                     self.made.registers[self.scopes.declare(f"{name}{index}")] = declared[1]
             else:
                 self.made.registers[name + ("" if count is None else "<>")] = declared[1]
+                self.made.counts[name] = count or 0

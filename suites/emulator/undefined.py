@@ -224,6 +224,8 @@ class _Shadows:
             return lambda: [(targets[0], np.where(predicate[:, None], self._of(a), self._of(b)) | self._of(p))]
         if mnemonic == "shfl":
             return lambda: [(target, self._shuffled(ins)) for target in targets]
+        if mnemonic in ("and", "or") and ins.parts[-1] == "pred":
+            return lambda: [(targets[0], self._decided(ins))]
         if mnemonic in ("and", "or", "xor", "not") and ins.parts[-1] != "pred":
             kept = self._kept(ins, sources)
             return lambda: [(target, self._elements(sources, 1) & kept) for target in targets]
@@ -243,7 +245,7 @@ class _Shadows:
         """Element by element of a packed type, ``size`` bytes each."""
         shadows = [self.undefined[name] for name in sources]
         if len({shadow.shape[1] for shadow in shadows}) > 1:
-            return np.logical_or.reduce([_any(shadow) for shadow in shadows])
+            return np.asarray(np.logical_or.reduce([_any(shadow) for shadow in shadows]))
         found = np.logical_or.reduce(shadows)
         grouped = found.reshape(len(found), -1, size).any(2)
         return np.repeat(grouped, size, axis=1)
@@ -256,6 +258,16 @@ class _Shadows:
         if ins.parts[0] != "and" or not constants or wider:
             return np.ones(1, bool)
         return np.asarray(self.builder.source(constants[0], ins.parts[-1]).reshape(1).view("u1") != 0)
+
+    def _decided(self, ins: Instruction) -> Array:
+        """``and`` and ``or`` of predicates: a defined operand may decide alone."""
+        deciding = ins.parts[0] == "or"
+        parts = []
+        for text in ins.operands[1:3]:
+            value = self.builder.lanes(text.lstrip("!"), "pred")[:, None]
+            parts.append((self._of(text), value == deciding))
+        (a, a_decides), (b, b_decides) = parts
+        return np.asarray((a | b) & ~(~a & a_decides) & ~(~b & b_decides))
 
     def _permuted(self, operands: Sequence[str], selector: int) -> Array:
         """Each byte of the result comes from one byte of two registers."""

@@ -83,7 +83,7 @@ def runs(instructions: Sequence[Instruction]) -> Iterator[list[Instruction]]:
             yield [ins]
             continue
         operands = set(_REGISTER.findall(" ".join(ins.operands[1:3])))
-        sums = {name: text for text in (ins.operands[0], ins.operands[3]) for name in _REGISTER.findall(text)}
+        sums = {name: text for text in (*ins.operands[:1], *ins.operands[3:4]) for name in _REGISTER.findall(text)}
         together = (
             run
             and ins.opcode == run[0].opcode
