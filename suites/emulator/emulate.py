@@ -71,7 +71,7 @@ def emulate(target: str = "sm_120", *, check: bool = True, budget: int = BUDGET)
     Args:
         target: ``sm_80``, ``sm_89``, ``sm_90``, ``sm_100``, ``sm_120`` or ``sm_121``.
         check: False leaves out the records of races and uninitialised reads.
-        budget: instructions of a batch of CTAs after which a launch is given up.
+        budget: vector instructions of a launch after which it is given up.
 
     Yields:
         the launches so far.

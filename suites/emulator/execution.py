@@ -25,9 +25,9 @@ from mla_conformance.suites.emulator.types import Array, dtype_of
 LANES = 2048
 """Threads of a batch: a NumPy call on so many costs hardly more than on a warp, and more gains nothing."""
 BUDGET = 50_000_000
-"""Instructions of a batch after which a run is given up."""
+"""Vector instructions after which a run is given up."""
 MAX_CTAS = 1 << 22
-"""Of a grid: more would run for hours, without ever exceeding the budget of a batch."""
+"""Of a grid: a card takes more, which would run for hours here."""
 MAX_SHARED_BYTES = 1 << 24
 _KEPT = 64
 _SMALL = {"mbarrier": 8, "tensormap": 4}
@@ -70,7 +70,7 @@ def run_ptx(
         shared_bytes: dynamic shared memory of a CTA.
         threads: threads of a CTA, where the text has no ``.reqntid``.
         check: False leaves out the records of races and uninitialised reads; bounds are always checked.
-        budget: instructions of a batch of CTAs after which the run is given up.
+        budget: vector instructions, of all batches of CTAs together, after which the run is given up.
 
     Raises:
         PTXError: the text or the arguments do not fit.

@@ -48,7 +48,8 @@ class Finding:
         text: the instruction.
         source: the kernel's own line, such as ``kernel.py:57``, where the PTX says it.
         detail: of the first occurrence: thread, address, what was expected.
-        count: lanes that did it, over the whole launch.
+        count: how many did it, over the whole launch: lanes, or cells of shared memory for each earlier access that
+            they conflict with.
     """
 
     kind: Kind

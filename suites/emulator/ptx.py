@@ -229,6 +229,9 @@ class _Parser:
         if text.startswith(".branchtargets"):
             self.made.jump_tables[self.last_label] = split_operands(text.removeprefix(".branchtargets"))
             return
+        if text.startswith((".loc ", ".file ")):
+            # Without a semicolon of its own it would swallow the next instruction.
+            raise PTXError(f"PTX line {line}: a line of its own is expected: {text}")
         if text.startswith(_IGNORED):
             return
         if text.startswith(".param"):

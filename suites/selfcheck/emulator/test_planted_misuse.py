@@ -198,7 +198,7 @@ def test_every_register_without_its_writer_is_reported(name: str, build_of: Buil
     silent = {}
     for number in single:
         try:
-            found = build.run(build.without(number), budget=5000).findings
+            found = build.run(build.without(number), budget=1000).findings
         except EmulationStopped:
             # Without its counter a loop does not end, which is a report too.
             continue
