@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mla_conformance.suites.emulator.ptx import Entry, Instruction, parse
+from mla_conformance.suites.emulator.types import dtype_of
 
 EMITTED = Path(__file__).with_name("emitted.toml")
 _MODULE = """.version 8.7
@@ -68,7 +69,7 @@ def survey(files: Iterable[Path]) -> dict[str, Emitted]:
 
 
 _USUAL = re.compile(r"%(p|rs|r|rd)\d+$")
-_PREFIXES = {"pred": "%p", "b16": "%rs", "b32": "%r", "b64": "%rd"}
+_PREFIXES = {1: "%rs", 2: "%rs", 4: "%r", 8: "%rd"}
 
 
 def _plain(entry: Entry, ins: Instruction) -> str:
@@ -79,8 +80,9 @@ def _plain(entry: Entry, ins: Instruction) -> str:
     unusual = dict.fromkeys(name for name in re.findall(r"%?[A-Za-z_][\w.$]*", text) if not _USUAL.match(name))
     for number, name in enumerate(unusual):
         type_ = entry.register_type(name)
-        if type_ in _PREFIXES:
-            text = re.sub(rf"(?<![\w%.]){re.escape(name)}(?![\w.])", f"{_PREFIXES[type_]}{90000 + number}", text)
+        if type_ is not None:
+            prefix = "%p" if type_ == "pred" else _PREFIXES[dtype_of(type_).itemsize]
+            text = re.sub(rf"(?<![\w%.]){re.escape(name)}(?![\w.])", f"{prefix}{90000 + number}", text)
     return f"{ins.opcode} {text}".strip()
 
 

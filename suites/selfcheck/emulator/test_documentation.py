@@ -4,6 +4,7 @@ import re
 
 from mla_conformance.suites.emulator import Kind
 from mla_conformance.suites.selfcheck.conftest import ROOT
+from mla_conformance.suites.selfcheck.emulator import instruction_table
 
 
 def test_every_kind_of_finding_is_explained() -> None:
@@ -12,3 +13,8 @@ def test_every_kind_of_finding_is_explained() -> None:
     table = page.split("| report |")[1].split("\n\n")[0]
     rows = set(re.findall(r"^\| ([^|]+?) \|", table, flags=re.MULTILINE)) - {"---"}
     assert rows - {"what happened"} == {str(kind) for kind in Kind}
+
+
+def test_the_table_of_instructions_is_up_to_date() -> None:
+    """If not: ``python -m mla_conformance.suites.selfcheck.emulator.instruction_table``."""
+    assert instruction_table.PAGE.read_text(encoding="utf-8") == instruction_table.page()
