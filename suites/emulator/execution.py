@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mla_conformance.suites.emulator.accesses import WARP
-from mla_conformance.suites.emulator.errors import PTXError
+from mla_conformance.suites.emulator.errors import EmulationStopped, PTXError
 from mla_conformance.suites.emulator.findings import Finding, Findings
 from mla_conformance.suites.emulator.machine import Machine
 from mla_conformance.suites.emulator.program import Program
@@ -113,7 +113,13 @@ class Kernel:
         with np.errstate(all="ignore"):
             for start in range(0, total, machine.ctas):
                 batch = np.arange(start, min(start + machine.ctas, total))
-                machine.run(self.program.blocks, batch, grid, budget)
+                try:
+                    machine.run(self.program.blocks, batch, grid, budget)
+                except EmulationStopped as stopped:
+                    first = next(iter(self.findings), None)
+                    if first is None:
+                        raise
+                    raise EmulationStopped(f"{stopped}. Found before that: {first}") from None
         return Run(list(self.findings), machine.instructions, total)
 
     def _bind(self, arguments: Sequence[Any]) -> None:
