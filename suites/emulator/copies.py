@@ -45,7 +45,7 @@ class CopyGroups:
 
     def issue(self, pattern: Pattern, data: Array) -> None:
         """A copy begins; it belongs to the group that its thread commits next."""
-        self.machine.shared.poison(pattern)
+        self.machine.shared.poison(pattern, data)
         group = self.commits if isinstance(self.commits, int) else self.commits[pattern.lanes]
         self.copies.append(Copy(pattern, data, group))
 

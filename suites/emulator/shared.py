@@ -140,8 +140,16 @@ class SharedMemory:
         self.atomics.add(pattern)
         self.warp_atomics.add(pattern)
 
-    def poison(self, pattern: Pattern) -> None:
-        """An asynchronous copy into the pattern begins: until it is waited for, nobody may touch it."""
+    def poison(self, pattern: Pattern, values: Array | None = None) -> None:
+        """An asynchronous copy into the pattern begins: until it is waited for, nobody may touch it.
+
+        Args:
+            pattern: where the copy goes.
+            values: [n, size] bytes that each lane copies; lanes that copy different ones to one place are reported.
+        """
+        if self.check and pattern.repeated and values is not None:
+            self._put(pattern.rows, values)
+            self._check_equal(pattern, self.rows("u1", pattern.size), values)
         if self.check:
             self._check_write(pattern, landed=False)
             self.pending.add(pattern)

@@ -6,6 +6,7 @@ import random
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from mla_conformance.suites.emulator import Kind, execution, run_ptx
 
@@ -122,6 +123,21 @@ def test_lanes_that_store_zeros_of_either_sign_disagree() -> None:
     negative = "mov.u32 %r, %tid.x; shl.b32 %r, %r, 31; cvt.u64.u32 %rd, %r;"
     run = run_ptx(_store("f32", 32, negative), (1,), [], shared_bytes=16)
     assert [finding.kind for finding in run.findings] == [Kind.UNEQUAL_LANES]
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_lanes_that_copy_different_bytes_to_one_place_disagree(differ: bool) -> None:
+    """Which of the copies lands last is not determined; copies of the same bytes are harmless."""
+    source = torch.arange(128, dtype=torch.int32) if differ else torch.zeros(128, dtype=torch.int32)
+    ptx = (
+        f"{HEADER}.extern .shared .align 16 .b8 smem[];\n.visible .entry copy(\n.param .u64 p0\n)\n.reqntid 32\n{{\n"
+        ".reg .b64 %rd<3>; .reg .b32 %r;\nld.param.u64 %rd0, [p0];\n"
+        "mov.u32 %r, %tid.x; mad.wide.u32 %rd1, %r, 16, %rd0;\n"
+        "cp.async.cg.shared.global [smem], [%rd1], 16;\ncp.async.wait_all;\nret;\n}\n"
+    )
+    run = run_ptx(ptx, (1,), [source], shared_bytes=16)
+    unequal = [finding for finding in run.findings if finding.kind is Kind.UNEQUAL_LANES]
+    assert [finding.text.split(".")[0] for finding in unequal] == (["cp"] if differ else [])
 
 
 def _store(kind: str, bits: int, value: str) -> str:
