@@ -25,8 +25,8 @@ Written by `python -m mla_conformance.suites.selfcheck.emulator.instruction_tabl
 
 ## What Triton emits
 
-Seen in the PTX of this repository's kernels, vLLM's dense MLA decode and the GGUF plugin, compiled by Triton 3.6.0, 3.8.0
-and 3.9.0 for sm_80, sm_89, sm_90, sm_100, sm_120 and sm_121. *Implemented*: a test translates an example of each.
+Seen in the PTX of this repository's kernels, vLLM's dense MLA decode and the GGUF plugin, compiled by Triton 3.6.0,
+3.8.0 and 3.9.0 for sm_80, sm_89, sm_90, sm_100, sm_120 and sm_121. *Implemented*: a test translates an example of each.
 *Tested*: an instruction test holds the form to the PTX manual in exact arithmetic; - means that only whole kernels
 exercise it.
 
