@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from mla_conformance.suites.harness import requirements
 from mla_conformance.suites.selfcheck.conftest import Run
 
 BROKEN = "mla_conformance.suites.selfcheck.broken"
-ENTRY = """
+VERSION = version("mla-conformance")
+ENTRY = f"""
 [[expectation]]
 requirement = "MLA-DEC-07"
 implementation = "kernels"
-versions = "0.1.0"
+versions = "{VERSION}"
 reason = "planted"
 issue = "https://example.org/1"
 reproduce = "pytest"
@@ -61,7 +63,7 @@ def test_bad_use_is_one_sentence(run_pytest: Callable[..., Run], arguments: list
         (ENTRY.replace("reason", "because"), "missing ['reason'], unknown ['because']"),
         (ENTRY.replace('"planted"', '""'), "must be non-empty texts"),
         (ENTRY.replace('["no_such_test:*"]', "[]"), "cases=[] must be a non-empty list"),
-        (ENTRY, "matches no test: MLA-DEC-07 kernels 0.1.0 cases=['no_such_test:*']"),
+        (ENTRY, f"matches no test: MLA-DEC-07 kernels {VERSION} cases=['no_such_test:*']"),
     ],
 )
 def test_a_bad_ledger_is_refused(run_pytest: Callable[..., Run], tmp_path: Path, text: str, message: str) -> None:
