@@ -110,16 +110,19 @@ class Kernel:
         for axis, size in zip("xyz", grid, strict=True):
             machine.special[f"%nctaid.{axis}"][:] = size
         total = grid[0] * grid[1] * grid[2]
-        with np.errstate(all="ignore"):
-            for start in range(0, total, machine.ctas):
-                batch = np.arange(start, min(start + machine.ctas, total))
-                try:
+        try:
+            with np.errstate(all="ignore"):
+                for start in range(0, total, machine.ctas):
+                    batch = np.arange(start, min(start + machine.ctas, total))
                     machine.run(self.program.blocks, batch, grid, budget)
-                except EmulationStopped as stopped:
-                    first = next(iter(self.findings), None)
-                    if first is None:
-                        raise
-                    raise EmulationStopped(f"{stopped}. Found before that: {first}") from None
+        except EmulationStopped as stopped:
+            first = next(iter(self.findings), None)
+            if first is None:
+                raise
+            raise EmulationStopped(f"{stopped}. Found before that: {first}") from None
+        finally:
+            # The kernel is kept for its next launch, the caller's tensors are not.
+            machine.memory.forget(self._constants)
         return Run(list(self.findings), machine.instructions, total)
 
     def _bind(self, arguments: Sequence[Any]) -> None:
