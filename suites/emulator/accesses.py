@@ -31,6 +31,8 @@ class Pattern:
         first, last: [m] the lowest and the highest lane that touches the cell.
         low, high: bytes [low, high) of a CTA's shared memory that hold all of it.
         serial: a number of its own.
+        address, lead: the address register's bytes when it was made, and the first lane's number.
+        mask: the active lanes then.
         initialised_in: the batch in which all its cells were last seen initialised.
         repeated: whether two lanes touch one cell.
         clean: states of the logs with which it was found to have no conflict.
@@ -38,7 +40,7 @@ class Pattern:
     """
 
     instruction: Instruction
-    address: Array
+    address: bytes
     lead: int
     mask: Mask
     lanes: Array
@@ -90,13 +92,13 @@ class Patterns:
 
     def find(self, instruction: Instruction, address: Array, mask: Mask) -> Pattern | None:
         """The pattern that this instruction made from equal addresses and an equal mask, if it is kept."""
-        lead = address.item(0)
+        lead, key = address.item(0), None
         for pattern in self._by_instruction.get((instruction.line, instruction.text), ()):
-            if (
-                pattern.lead == lead
-                and (pattern.mask is mask or not (pattern.mask is True or mask is True or (pattern.mask != mask).any()))
-                and (pattern.address == address).all()
-            ):
+            if pattern.lead != lead or (pattern.mask is True) != (mask is True):
+                continue
+            # Bytes compare several times faster than a NumPy comparison and its reduction.
+            key = address.tobytes() if key is None else key
+            if pattern.address == key and (mask is True or np.array_equal(mask, pattern.mask)):
                 return pattern
         return None
 
@@ -126,7 +128,7 @@ class Patterns:
         last = sorted_owner[ends] if len(cells) else cells
         made = Pattern(
             instruction=instruction,
-            address=address.copy(),
+            address=address.tobytes(),
             lead=address.item(0),
             mask=mask if mask is True else mask.copy(),
             lanes=lanes,

@@ -89,7 +89,9 @@ class Kernel:
         self.entry = entry
         self.findings = Findings()
         addresses, shared_size, local_size = _layout(entry, shared_bytes)
-        shared = SharedMemory(shared_size, threads, ctas, _grain(entry), self.findings, check=check)
+        shared = SharedMemory(
+            shared_size, threads, ctas, _grain(entry), self.findings, warp_barriers=_warp_barriers(entry), check=check
+        )
         self.machine = Machine(threads, ctas, shared, self.findings)
         self.machine.addresses = addresses
         self.machine.local = np.zeros(local_size * self.machine.lanes, "u1")
@@ -222,6 +224,10 @@ def _layout(entry: Entry, dynamic: int) -> tuple[dict[str, int], int, int]:
         addresses[variable.name] = start
         ends[variable.space] = start + variable.size
     return addresses, ends["shared"] + dynamic, -(-ends["local"] // ROW) * ROW
+
+
+def _warp_barriers(entry: Entry) -> bool:
+    return any(ins.parts[0] == "tensormap" or "warp" in ins.parts for block in entry.blocks for ins in block)
 
 
 def _copied_bytes(ins: Instruction) -> int:

@@ -36,11 +36,20 @@ class SharedMemory:
         size: bytes that the launch gives each CTA.
         threads, ctas: threads of a CTA, CTAs of the batch.
         grain: bytes of the smallest shared access of the kernel.
+        warp_barriers: whether the kernel has any; without them threads of one warp are ordered as all others are.
         check: False leaves out the records (bounds and alignment are always checked).
     """
 
     def __init__(
-        self, size: int, threads: int, ctas: int, grain: int, findings: Findings, *, check: bool = True
+        self,
+        size: int,
+        threads: int,
+        ctas: int,
+        grain: int,
+        findings: Findings,
+        *,
+        warp_barriers: bool = True,
+        check: bool = True,
     ) -> None:
         self.size, self.findings, self.check = size, findings, check
         self.stride = max(ROW, -(-size // ROW) * ROW)
@@ -49,9 +58,10 @@ class SharedMemory:
         self.patterns = Patterns(grain, self.stride)
         self.grain = grain
         self.initialised = np.zeros(len(self.data) // grain, bool)
-        self.writes, self.reads = Log(), Log()
-        self.warp_writes, self.warp_reads = Log(), Log()
-        self.atomics, self.warp_atomics = Log(), Log()
+        self.writes, self.reads, self.atomics = Log(), Log(), Log()
+        self.warp_writes, self.warp_reads, self.warp_atomics = self.writes, self.reads, self.atomics
+        if warp_barriers:
+            self.warp_writes, self.warp_reads, self.warp_atomics = Log(), Log(), Log()
         self.pending = Log()
         self.batch = 0
         self._views: dict[tuple[str, int], Array] = {}

@@ -177,10 +177,17 @@ class _Accumulator:
 
     def store(self, targets: Sequence[Array], mask: Mask) -> None:
         """Matrix to registers."""
+        if self.form.result != "s32":
+            flat = self.matrix.reshape(-1)
+            canonical = formats.canonical_nan(flat)
+            if canonical is not flat:
+                flat[...] = canonical
+        where = mask if mask is True else mask.reshape(self.warps, 8, 4)
+        if where is not True and self.form.result == "f16":
+            where = np.repeat(where, 2, axis=2)
         for index, target in enumerate(targets):
-            part = np.ascontiguousarray(self._places(index)).reshape(-1)
-            value = part if self.form.result == "s32" else formats.canonical_nan(part)
-            np.copyto(target, value.view(target.dtype), where=mask)
+            place = self._places(index)
+            np.copyto(target.view(self.matrix.dtype).reshape(place.shape), place, where=where)
 
     def add(self, products: Array) -> None:
         """Exact products and the accumulator, summed in float64, rounded once."""
