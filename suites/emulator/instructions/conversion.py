@@ -12,7 +12,7 @@ from mla_conformance.suites.emulator import floats, formats, integers
 from mla_conformance.suites.emulator.builder import Builder, Step
 from mla_conformance.suites.emulator.instructions.registry import elementwise, instruction
 from mla_conformance.suites.emulator.ptx import Instruction
-from mla_conformance.suites.emulator.types import Array, dtype_of, is_float
+from mla_conformance.suites.emulator.types import Array, Mask, dtype_of, is_float
 
 _FLOAT_ROUNDINGS = ("rn", "rz", "rm", "rp", "rna")
 _INTEGER_ROUNDINGS = ("rni", "rzi", "rmi", "rpi")
@@ -94,7 +94,7 @@ def _narrowing(target: str, source: str, rounding: str, *, saturate: bool) -> Ca
     if (source, target) == ("f32", "bf16") and rounding in ("rn", "rz") and not saturate:
         return lambda a: formats.bf16_from_f32(a, rounding)
     if (source, target) == ("f16", "f32"):
-        return lambda a: formats.canonical_nan(a.astype("f4"))
+        return lambda a: _f32_of_f16().take(a.view("u2"))
     if (source, target) == ("f32", "f16") and rounding == "rn" and not saturate:
         return lambda a: formats.canonical_nan(a.astype("f2"))
     if target == "bf16" and source == "f16" and rounding == "rn" and not saturate:
@@ -105,9 +105,15 @@ def _narrowing(target: str, source: str, rounding: str, *, saturate: bool) -> Ca
 
 
 @functools.cache
+def _f32_of_f16() -> Array:
+    """The float32 of each of the 65,536 float16 codes."""
+    return formats.canonical_nan(np.arange(2**16, dtype="u2").view("f2").astype("f4"))
+
+
+@functools.cache
 def _bf16_of_f16() -> Array:
     """The bf16 of each of the 65,536 float16 codes; float16 to float32 is exact, so there is one rounding."""
-    return formats.bf16_from_f32(np.arange(2**16, dtype="u2").view("f2").astype("f4"))
+    return formats.bf16_from_f32(_f32_of_f16())
 
 
 def _float_to_integer(ins: Instruction, target: str, source: str) -> Callable[[Array], Any]:
@@ -147,11 +153,13 @@ def _pack_two(builder: Builder, ins: Instruction, target: str) -> Step:
     relu = "relu" in ins.parts
     halves = builder.destination(ins.operands[0], "b32").view(dtype_of(kind))
     upper, lower = (builder.source(text, "f32") for text in ins.operands[1:3])
+    pairs = np.empty(len(halves), "f4")
 
-    def step(mask: Any) -> None:
-        values = [narrow(lower), narrow(upper)]
-        for half, value in enumerate(values):
-            np.copyto(halves[half::2], _relu(value, kind) if relu else value, where=mask)
+    def step(mask: Mask) -> None:
+        pairs[0::2], pairs[1::2] = lower, upper
+        value = narrow(pairs)
+        where = mask if mask is True else np.repeat(mask, 2)
+        np.copyto(halves, _relu(value, kind) if relu else value, where=where)
 
     return step
 
