@@ -37,6 +37,10 @@ class Address:
     base: Array
     offset: int
 
+    def of(self, lanes: Array | slice) -> Array:
+        """The 64-bit addresses of some lanes."""
+        return np.asarray(self.base[lanes].astype("u8") + np.uint64(self.offset % 2**64))
+
 
 class Builder:
     """Operands of one instruction at a time.
@@ -165,10 +169,6 @@ class Builder:
     def vector(self, text: str) -> tuple[str, ...]:
         """The elements of ``{a, b}``, or the operand alone."""
         return split_operands(text[1:-1]) if text.startswith("{") else (text,)
-
-    def where(self, mask: Mask, type_: str) -> Mask:
-        """The mask for an array of ``type_``: packed types have two values a lane."""
-        return np.repeat(mask, 2) if type_ in PACKED and mask is not True else mask
 
     # ---- constants and addresses
 

@@ -21,6 +21,17 @@ _ALL_ONES = np.uint64(2**64 - 1)
 _LOW_HALF = np.uint64(0xFFFFFFFF)
 
 
+REDUCTIONS: dict[str, np.ufunc] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+"""The operations of atom, red, redux and cp.reduce on integers (PTX ISA, 9.7.13)."""
+
+
 def _width(a: Array) -> int:
     return 8 * a.dtype.itemsize
 

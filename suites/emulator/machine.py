@@ -191,16 +191,13 @@ class Machine:
         self.bulk.finish()
 
     def _add(self, todo: dict[int, Mask], block: int, lanes: Mask) -> None:
-        if lanes is not True:
-            count = np.count_nonzero(lanes)
-            if count == 0:
-                return
-            if block in todo:
-                before = todo[block]
-                lanes = True if before is True else before | lanes
-            elif count == self.lanes:
-                lanes = True
-        todo[block] = lanes
+        before = todo.get(block)
+        if before is not None and lanes is not True:
+            lanes = True if before is True else before | lanes
+        count = self.lanes if lanes is True else np.count_nonzero(lanes)
+        if count:
+            # All lanes together again are True, which is the fast path.
+            todo[block] = True if count == self.lanes else lanes
 
     def exit(self, lanes: Mask) -> None:
         """Lanes end."""

@@ -99,10 +99,6 @@ class GlobalMemory:
     def __len__(self) -> int:
         return len(self._regions)
 
-    def holds(self, region: Region) -> bool:
-        """Whether a region of an earlier access is still mapped."""
-        return region in self._regions
-
     def forget(self, kept: int) -> None:
         """Unmap all regions but the first ``kept``."""
         del self._bases[kept:], self._regions[kept:]
@@ -116,7 +112,7 @@ class GlobalMemory:
         return region
 
     def parts(
-        self, instruction: Instruction, addresses: Array, size: int, lanes: Array, known: Region | None = None
+        self, instruction: Instruction, addresses: Array, size: int, lanes: Array
     ) -> Iterator[tuple[Region, Array | slice, Array]]:
         """Split one access by region.
 
@@ -125,7 +121,6 @@ class GlobalMemory:
             addresses: [n] virtual addresses, uint64.
             size: bytes that each lane accesses.
             lanes: [n] the lanes, for messages.
-            known: the region that this instruction found last time, tried first.
 
         Yields:
             a region, which of the n lanes are in it (a slice for all), their byte offsets in it. Lanes that are out of
@@ -135,11 +130,11 @@ class GlobalMemory:
             return
         if size > 1 and int(np.bitwise_or.reduce(addresses)) & (size - 1):
             addresses, lanes, kept = self._aligned(instruction, addresses, size, lanes)
-            for found, chosen, offsets in self.parts(instruction, addresses, size, lanes, known):
+            for found, chosen, offsets in self.parts(instruction, addresses, size, lanes):
                 yield found, kept[chosen], offsets
             return
         low, high = int(addresses.min()), int(addresses.max())
-        region = self._at(low) if known is None else known
+        region = self._at(low)
         if region is not None and region.base <= low and high + size <= region.end:
             yield region, slice(None), (addresses - np.uint64(region.base)).astype("i8")
             return

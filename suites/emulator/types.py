@@ -57,8 +57,3 @@ def dtype_of(type_: str) -> np.dtype[Any]:
 def is_float(type_: str) -> bool:
     """Whether values of the type are floating-point numbers."""
     return PACKED.get(type_, type_) in ("f16", "bf16", "f32", "f64")
-
-
-def is_signed(type_: str) -> bool:
-    """Whether values of the type are signed integers."""
-    return type_.startswith("s")

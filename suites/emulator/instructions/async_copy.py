@@ -36,16 +36,11 @@ def _issue(builder: Builder, ins: Instruction, groups: CopyGroups) -> Step:
     given = builder.lanes(ins.operands[3], "u32") if len(ins.operands) > 3 else None
     if size not in (4, 8, 16) or len(ins.operands) > 4:
         raise builder.unsupported()
-    offset = np.uint64(source.offset % 2**64)
-    known: list[memory.Region | None] = [None]
 
     def fetch(data: Array, rows: Array, lanes: Array, count: int) -> None:
         """The first ``count`` bytes of some rows; the rest of a row stays zero."""
-        addresses = source.base[lanes].astype("u8") + offset
-        region = known[0] if known[0] is not None and machine.memory.holds(known[0]) else None
         whole = count == size
-        for found, chosen, offsets in machine.memory.parts(ins, addresses, count if whole else 1, lanes, region):
-            known[0] = found
+        for found, chosen, offsets in machine.memory.parts(ins, source.of(lanes), count if whole else 1, lanes):
             if whole:
                 data[rows[chosen]] = memory.gather(found, offsets, "u1", size)
             else:

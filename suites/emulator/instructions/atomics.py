@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mla_conformance.suites.emulator import floats
+from mla_conformance.suites.emulator import floats, integers
 from mla_conformance.suites.emulator.builder import Builder, Step
 from mla_conformance.suites.emulator.instructions.registry import instruction
 from mla_conformance.suites.emulator.ptx import Instruction
@@ -74,8 +74,7 @@ def atomic(builder: Builder, ins: Instruction) -> Step:
 
     def in_global(mask: Mask) -> None:
         lanes = machine.active(mask)
-        addresses = address.base[lanes].astype("u8") + np.uint64(address.offset % 2**64)
-        for region, chosen, offsets in machine.memory.parts(ins, addresses, size, lanes):
+        for region, chosen, offsets in machine.memory.parts(ins, address.of(lanes), size, lanes):
             if region.base % size:
                 raise builder.unsupported("a tensor whose storage is not aligned to its elements")
             apply(region.rows(dtype.str[1:], width), offsets // size, lanes[chosen])
@@ -105,11 +104,4 @@ def _update(builder: Builder, operation: str, type_: str) -> Callable[..., Any]:
             of_two = floats.minimum if operation == "min" else floats.maximum
             return lambda old, b: of_two(old, b, kind)
         raise builder.unsupported()
-    return {
-        "add": np.add,
-        "min": np.minimum,
-        "max": np.maximum,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }[operation]
+    return integers.REDUCTIONS[operation]

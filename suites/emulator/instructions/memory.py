@@ -44,7 +44,6 @@ class _Access:
         self.machine, self.ins, self.address = builder.machine, ins, address
         self.dtype, self.count = dtype_of(type_).str[1:], count
         self.size = dtype_of(type_).itemsize * count
-        self._known: memory.Region | None = None
 
     def shared(self, mask: Mask, window: int) -> Pattern:
         """The pattern in shared memory, which lies at ``window`` of the address."""
@@ -72,11 +71,8 @@ class _Access:
         """Regions of global memory, with lanes and byte offsets in them."""
         machine = self.machine
         lanes = machine.active(mask)
-        base = self.address.base
-        addresses = (base if mask is True else base[lanes]).astype("u8") + np.uint64(self.address.offset % 2**64)
-        known = self._known if self._known is not None and machine.memory.holds(self._known) else None
-        for region, chosen, offsets in machine.memory.parts(self.ins, addresses, self.size, lanes, known):
-            self._known = region
+        addresses = self.address.of(slice(None) if mask is True else lanes)
+        for region, chosen, offsets in machine.memory.parts(self.ins, addresses, self.size, lanes):
             yield region, lanes[chosen], offsets
 
     def dispatch(self, space: str, steps: dict[str, Callable[[Mask, int], None]]) -> Step:

@@ -6,12 +6,12 @@ Tiles are copied when the instruction is issued and land as ``bulk.py`` says.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from mla_conformance.suites.emulator import floats, memory
+from mla_conformance.suites.emulator import floats, integers, memory
 from mla_conformance.suites.emulator.builder import Address, Builder, Step
 from mla_conformance.suites.emulator.bulk import PIECE
 from mla_conformance.suites.emulator.errors import PTXError, UnsupportedInstruction
@@ -24,14 +24,6 @@ from mla_conformance.suites.emulator.types import Array, Mask, dtype_of, is_floa
 TENSOR_ALIGNMENT = 128
 """Of a tensor copy's place in shared memory; PIECE for other bulk copies."""
 _RANK = re.compile(r"([1-5])d$")
-_REDUCTIONS: dict[str, Callable[..., Array]] = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
 _KNOWN = {
     "async",
     "bulk",
@@ -60,7 +52,7 @@ def bulk_copy(builder: Builder, ins: Instruction) -> Step:
         return lambda mask: bulk.wait(mask, younger)
     if "prefetch" in parts:
         return lambda mask: None
-    reduction = next((part for part in parts if part in _REDUCTIONS), "")
+    reduction = next((part for part in parts if part in integers.REDUCTIONS), "")
     if any(part not in _KNOWN and part != reduction and not _RANK.match(part) for part in parts[1:]):
         raise builder.unsupported()
     spaces = tuple(part for part in parts if part in ("global", "shared:cta", "shared:cluster"))
@@ -276,7 +268,7 @@ class _Store(_Copy):
         dtype = dtype_of(element)
         a, b = old.view(dtype), new.view(dtype)
         if not is_float(element):
-            result = _REDUCTIONS[self.reduction](a, b)
+            result = integers.REDUCTIONS[self.reduction](a, b)
         elif self.reduction == "add":
             result = floats.add(a, b, element)
         elif self.reduction in ("min", "max"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mla_conformance.suites.emulator import floats
+from mla_conformance.suites.emulator import floats, integers
 from mla_conformance.suites.emulator.accesses import WARP
 from mla_conformance.suites.emulator.builder import Builder, Step
 from mla_conformance.suites.emulator.findings import Kind
@@ -122,15 +122,7 @@ def reduce(builder: Builder, ins: Instruction) -> Step:
     """``redux.sync.op``: integers; min and max of f32 (sm_100) too, with ``.abs`` and ``.NaN``."""
     if ins.parts[-1] == "f32":
         return _reduce_f32(builder, ins)
-    functions = {
-        "add": np.add,
-        "min": np.minimum,
-        "max": np.maximum,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }
-    function = functions.get(ins.parts[2])
+    function = integers.REDUCTIONS.get(ins.parts[2])
     type_ = ins.parts[-1]
     if function is None or type_ not in ("s32", "u32", "b32"):
         raise builder.unsupported()
