@@ -20,6 +20,7 @@ import importlib
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -219,18 +220,24 @@ def differences(case: Case) -> list[str]:
 
 
 def write_all() -> None:
-    """Replace all stored goldens and `provenance.toml`."""
-    sections = ["# What made each golden. Written by generate.py --write; checked by load().\n"]
+    """Replace the stored goldens of this module and their entries in `provenance.toml`."""
+    sections = ["# What made each golden; load() refuses a file whose sha256 differs.\n"]
+    made_here = {case.name for case in CASES}
+    others = tomllib.loads(PROVENANCE.read_text(encoding="utf-8")) if PROVENANCE.is_file() else {}
     for case in CASES:
         tensors, provenance = generate(case)
         content = to_bytes(tensors, provenance)
         (FOLDER / f"{case.name}.safetensors").write_bytes(content)
         entries = {key: value for key, value in provenance.items() if key != "config"}
         entries["sha256"] = hashlib.sha256(content).hexdigest()
-        # A JSON string or integer is a TOML one too.
-        lines = [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
-        sections.append("\n".join([f"[{case.name}]", *lines]) + "\n")
+        sections.append(_section(case.name, entries))
+    sections += [_section(name, entries) for name, entries in others.items() if name not in made_here]
     PROVENANCE.write_text("\n".join(sections), encoding="utf-8")
+
+
+def _section(name: str, entries: dict[str, Any]) -> str:
+    """Return one section of `provenance.toml`. A JSON string or integer is a TOML one too."""
+    return "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in entries.items())]) + "\n"
 
 
 def _draw(shape: Iterable[int], rng: torch.Generator, *, largest: float) -> Tensor:

@@ -22,6 +22,7 @@ from mla_conformance.suites import goldens
 Weights = dict[str, Tensor]
 Fault = Callable[[Weights, MlaConfig], tuple[Weights, MlaConfig]]
 NAMES = ["deepseek_v3_no_q_lora", "deepseek_v3_plain", "deepseek_v3_yarn", "glm_moe_dsa"]
+ALL_NAMES = sorted([*NAMES, "gguf_quantised"])
 METHODS: list[Literal["expanded", "absorbed"]] = ["expanded", "absorbed"]
 
 
@@ -179,9 +180,9 @@ def test_every_golden_has_a_provenance_and_is_small() -> None:
     """Files and provenance name each other, agree on what made them, and stay under 200 KB."""
     listed = tomllib.loads(goldens.PROVENANCE.read_text(encoding="utf-8"))
 
-    assert sorted(listed) == goldens.names() == NAMES
-    assert sorted(path.stem for path in goldens.FOLDER.glob("*.safetensors")) == NAMES
-    for name in NAMES:
+    assert sorted(listed) == goldens.names() == ALL_NAMES
+    assert sorted(path.stem for path in goldens.FOLDER.glob("*.safetensors")) == ALL_NAMES
+    for name in ALL_NAMES:
         assert (goldens.FOLDER / f"{name}.safetensors").stat().st_size < 200_000
         _, metadata = goldens.load(name)
         stated = {key: value for key, value in listed[name].items() if key != "sha256"}
