@@ -89,3 +89,9 @@ class Buffer:
         if self.writable:
             changed.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset()).fill_(False)
         return int(changed.sum())
+
+
+def trespassed(buffers: list[Buffer]) -> list[str]:
+    """Name every buffer in which something was written that must not be, with the number of elements."""
+    found = [(buffer.name, buffer.trespasses()) for buffer in buffers]
+    return [f"{name} ({count} elements)" for name, count in found if count]

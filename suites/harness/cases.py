@@ -58,11 +58,6 @@ class DecodeCase:
         """The rotary query: [batch, heads, qk_rope_head_dim]."""
         return self.q[..., self.problem.kv_lora_rank :]
 
-    def trespasses(self) -> list[str]:
-        """Name every buffer in which something was written that must not be."""
-        found = [(buffer.name, buffer.trespasses()) for buffer in self.buffers]
-        return [f"{name} ({count} elements)" for name, count in found if count]
-
 
 def build(problem: MLADecodeProblem, device: torch.device | str = "cpu") -> DecodeCase:
     """Lay ``problem`` out in poisoned memory on ``device``."""

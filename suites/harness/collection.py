@@ -20,6 +20,19 @@ def conformance_argument(item: pytest.Item) -> str | None:
     return next((name for name in CONFORMANCE_ARGUMENTS if name in names), None)
 
 
+def operation_of(item: pytest.Item, made: plan.Plan) -> str:
+    """The operation that a conformance test is about: that of its requirements.
+
+    Raises:
+        BadUse: it has no requirement, an unknown one, or some of different operations.
+    """
+    ids = requirements_of(item, made)
+    operations = {made.requirements[i].operation for i in ids}
+    if len(operations) > 1:
+        raise BadUse(f"{item.nodeid}: its requirements are of different operations: {', '.join(sorted(operations))}")
+    return operations.pop()
+
+
 def check(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check tests against the registry, mark what the ledger expects, and drop what no chosen lane runs.
 
@@ -37,7 +50,7 @@ def check(config: pytest.Config, items: list[pytest.Item]) -> None:
         if argument is None:
             kept.append(item)
             continue
-        ids = _requirements_of(item, made)
+        ids = requirements_of(item, made)
         used |= ids
         subject = item.callspec.params[argument]  # type: ignore[attr-defined]
         if not hasattr(subject, "implementation"):
@@ -65,7 +78,8 @@ def check(config: pytest.Config, items: list[pytest.Item]) -> None:
         raise BadUse(f"suites/expectations.toml: matches no test: {expectation}")
 
 
-def _requirements_of(item: pytest.Item, made: plan.Plan) -> set[str]:
+def requirements_of(item: pytest.Item, made: plan.Plan) -> set[str]:
+    """The ids that the test's ``requirement`` marks name."""
     ids = {i for mark in item.iter_markers("requirement") for i in mark.args}
     if not ids:
         raise BadUse(f"{item.nodeid}: has no requirement mark; name the requirement that it checks")

@@ -39,15 +39,16 @@ def serve() -> None:
 def _answer(request: Request) -> dict[str, Any]:
     # Not at the top of the module: imports may print, and the command line below needs none of this.
     from mla_conformance.suites.harness.capture import capture
-    from mla_conformance.suites.harness.cases import build
     from mla_conformance.suites.harness.cubin import measure
+    from mla_conformance.suites.harness.operations import OPERATIONS
     from mla_conformance.suites.harness.problems import parse_problem
     from mla_conformance.suites.harness.targets import TARGETS
 
     try:
         implementation = _load(request["implementation"])
         problem = parse_problem(request["problem"])
-        case = build(problem)
+        operation = OPERATIONS[problem.operation]
+        case = operation.build(problem, "cpu")
     except Exception as error:
         return _error("worker", error)
     target = TARGETS[request["target"]]
@@ -57,7 +58,7 @@ def _answer(request: Request) -> dict[str, Any]:
             declined = implementation.declines(problem)
             if declined is not None:
                 return {"declined": declined}
-            implementation.mla_decode(case)
+            operation.call(implementation, case)
         except MemoryError as error:
             return _error("worker", error)
         except Exception as error:
@@ -89,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments:
         serve()
         return 0
-    from mla_conformance.suites.harness.compiler import Request, Worker
+    from mla_conformance.suites.harness.compiler import Request, shared_worker
     from mla_conformance.suites.harness.errors import NoResult
     from mla_conformance.suites.harness.targets import TARGETS
 
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     from mla_conformance.suites.harness.cubin import CompiledKernel
 
     kernels: list[CompiledKernel] = []
-    with Worker() as worker:
+    with shared_worker() as worker:
         for target in given.target or TARGETS:
             request = Request(
                 implementation=given.impl,

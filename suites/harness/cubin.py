@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import subprocess
@@ -16,7 +17,7 @@ import triton
 from triton import knobs
 from triton.backends.nvidia.compiler import get_ptxas
 
-from mla_conformance.suites.harness.capture import Launch
+from mla_conformance.suites.harness.capture import WARP_SIZE, Launch
 from mla_conformance.suites.harness.targets import Target
 
 TENSOR_CORE_FAMILIES = {
@@ -28,6 +29,7 @@ TENSOR_CORE_FAMILIES = {
 instructions). Of the last two every instruction counts, fences included: none of them exists elsewhere."""
 
 ASYNC_COPIES = {"cp.async": r"\bcp\.async\.c[ag]\.", "tma": r"\bcp\.async\.bulk\."}
+_GLOBAL_LOAD = r"\bld\.global\."
 _FRAME = re.compile(r"\bREG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 
 
@@ -46,6 +48,8 @@ class CompiledKernel:
         spill_stores: stores to local memory (``STL``), likewise.
         tensor_core_instructions: count in the PTX, by family of ``TENSOR_CORE_FAMILIES``.
         async_copies: count in the PTX, by kind of ``ASYNC_COPIES``.
+        global_loads: load instructions from global memory in the PTX, whatever their width.
+        programs: blocks of the launch.
         num_warps: warps of a block.
         num_stages: pipeline depth asked for.
         constants: compile-time constants by argument name, as text.
@@ -63,6 +67,8 @@ class CompiledKernel:
     spill_stores: int | None
     tensor_core_instructions: dict[str, int]
     async_copies: dict[str, int]
+    global_loads: int
+    programs: int
     num_warps: int
     num_stages: int
     constants: dict[str, str]
@@ -74,6 +80,11 @@ class CompiledKernel:
         """Name and configuration, for messages."""
         chosen = [f"{name}={value}" for name, value in self.constants.items()]
         return f"{self.name} ({', '.join([*chosen, f'{self.num_warps} warps', f'{self.num_stages} stages'])})"
+
+    @property
+    def threads(self) -> int:
+        """Threads of the whole launch."""
+        return self.programs * self.num_warps * WARP_SIZE
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, from which ``CompiledKernel(**data)`` rebuilds it."""
@@ -107,6 +118,8 @@ def measure(launch: Launch, target: Target) -> CompiledKernel:
         spill_stores=stores,
         tensor_core_instructions=_count(TENSOR_CORE_FAMILIES, asm["ptx"]),
         async_copies=_count(ASYNC_COPIES, asm["ptx"]),
+        global_loads=len(re.findall(_GLOBAL_LOAD, asm["ptx"])),
+        programs=math.prod(launch.grid),
         num_warps=metadata.num_warps,
         num_stages=metadata.num_stages,
         constants=launch.constants,

@@ -26,19 +26,22 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
 from mla_conformance.reference.tolerance import Arithmetic
 from mla_conformance.suites.harness import implementations
 from mla_conformance.suites.harness.cases import DecodeCase
 from mla_conformance.suites.harness.errors import BadUse
-from mla_conformance.suites.harness.problems import MLADecodeProblem
+from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
+from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase, NamesCase
+from mla_conformance.suites.harness.problems import GGUFLinearProblem, GGUFMatmulProblem, MLADecodeProblem
 
 
 class Implementation(ABC):
-    """One implementation of the operations, as the harness sees it."""
+    """One implementation of some operations, as the harness sees it: it offers those whose method it defines."""
 
     name: ClassVar[str]
     """How reports, the ledger and ``--impl`` call it."""
@@ -55,16 +58,52 @@ class Implementation(ABC):
         """Return the version under test."""
 
     @abstractmethod
-    def declines(self, problem: MLADecodeProblem) -> str | None:
-        """Return why ``problem`` is not supported, or None. Asked before anything is launched."""
+    def declines(self, problem: Any) -> str | None:
+        """Return why ``problem``, of an operation that it offers, is not supported, or None. Asked before launch."""
 
-    @abstractmethod
     def arithmetic(self, problem: MLADecodeProblem) -> Arithmetic:
-        """Declare what is rounded to what; the tolerance follows from it."""
+        """Declare what a decode rounds to what; the tolerance follows from it."""
+        raise NotImplementedError
 
-    @abstractmethod
     def mla_decode(self, case: DecodeCase) -> tuple[Tensor, Tensor]:
         """Run one decode; return ``case.out``, written, and the natural-log LSE [batch, heads]."""
+        raise NotImplementedError
+
+    def gguf_dequantize(self, case: DequantizeCase) -> Tensor:
+        """Dequantise ``case.data``; return ``case.out``, written."""
+        raise NotImplementedError
+
+    def matmul_arithmetic(self, problem: GGUFMatmulProblem | GGUFLinearProblem) -> MatmulArithmetic:
+        """Declare what a product with a quantised weight rounds to what; the tolerance follows from it."""
+        raise NotImplementedError
+
+    def gguf_matmul(self, case: MatmulCase) -> Tensor:
+        """Multiply ``case.x`` by the quantised ``case.data``; return ``case.out``, written."""
+        raise NotImplementedError
+
+    def gguf_linear(self, case: LinearCase) -> Forward:
+        """Load a layer from ``case.arrivals``, in that order, on the problem's rank; return its forward."""
+        raise NotImplementedError
+
+    def gguf_kv_b(self, case: KvBCase) -> tuple[Tensor, Tensor]:
+        """Return the absorbed ``W_UK`` [heads, nope, latent] and ``W_UV`` [heads, latent, v]."""
+        raise NotImplementedError
+
+    def gguf_names(self, case: NamesCase) -> dict[str, list[str]]:
+        """Return which parameters of the checkpoint each tensor of the file fills, by the tensor's name."""
+        raise NotImplementedError
+
+    def offers(self, operation: str) -> bool:
+        """Whether it defines the method of ``operation``."""
+        return getattr(type(self), operation) is not getattr(Implementation, operation)
+
+
+_HINTS = {
+    "vllm": " (pip install --no-deps vllm, or leave it out with --impl)",
+    "gguf_plugin": " (pip install --no-deps vllm-gguf-plugin, or leave it out with --impl)",
+    "gguf_py": " (pip install gguf, or leave it out with --impl)",
+    "ggml": " (pip install ggml-python, which needs a C compiler, or leave it out with --impl)",
+}
 
 
 def builtin_names() -> list[str]:
@@ -87,8 +126,7 @@ def load(spec: str) -> Implementation:
         module = importlib.import_module(module_name)
         adapter = getattr(module, class_name)()
     except ImportError as error:
-        hint = " (pip install --no-deps vllm, or leave it out with --impl)" if spec == "vllm" else ""
-        raise BadUse(f"--impl {spec}: cannot be imported: {error}{hint}") from error
+        raise BadUse(f"--impl {spec}: cannot be imported: {error}{_HINTS.get(spec, '')}") from error
     except AttributeError as error:
         raise BadUse(f"--impl {spec}: {error}") from error
     except TypeError as error:

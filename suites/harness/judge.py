@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mla_conformance.suites.harness.errors import Mismatch
-from mla_conformance.suites.harness.subject import Outcome
+from mla_conformance.suites.harness.outcomes import Outcome
 
 WORST_SHOWN = 8
 
@@ -45,7 +45,7 @@ def check_equal_bits(actual: Tensor, expected: Tensor, what: str) -> None:
         raise Mismatch(f"{what}: {actual.dtype} {tuple(actual.shape)} against {expected.dtype} {tuple(expected.shape)}")
     same = (actual == expected) | (actual.isnan() & expected.isnan())
     if not same.all():
-        raise Mismatch(f"{what}: {int((~same).sum())} of {same.numel()} elements differ\n{_worst(actual, expected)}")
+        raise Mismatch(f"{what}: {int((~same).sum())} of {same.numel()} elements differ\n{worst(actual, expected)}")
 
 
 def check_empty_rows(outcome: Outcome) -> None:
@@ -77,11 +77,11 @@ def _judge(
     if wrong.any():
         raise Mismatch(
             f"{quantity} of request {row}: {int(wrong.sum())} of {wrong.numel()} elements are out of bounds, "
-            f"the worst by a factor of {largest:.3g}\n{_worst(actual, expected, bound)}"
+            f"the worst by a factor of {largest:.3g}\n{worst(actual, expected, bound)}"
         )
 
 
-def _worst(actual: Tensor, expected: Tensor, bound: Tensor | None = None) -> str:
+def worst(actual: Tensor, expected: Tensor, bound: Tensor | None = None) -> str:
     """A table of the worst elements: index, actual, expected, error, bound."""
     difference = (actual.double() - expected.double()).abs()
     excess = difference if bound is None else difference / bound.clamp_min(torch.finfo(bound.dtype).tiny)

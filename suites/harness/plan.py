@@ -21,12 +21,12 @@ from mla_conformance.suites.harness.targets import TARGETS
 if TYPE_CHECKING:
     from mla_conformance.suites.harness.compiler import Compiler
     from mla_conformance.suites.harness.implementation import Implementation
-    from mla_conformance.suites.harness.problems import MLADecodeProblem
+    from mla_conformance.suites.harness.problems import Problem
     from mla_conformance.suites.harness.subject import Subject
 
 COMPILED_TARGETS = ["sm_90", "sm_100", "sm_120", "sm_121"]
 """What the compile lane compiles for if nothing is asked."""
-DEFAULT_IMPLEMENTATIONS = ["reference", "vllm", "kernels"]
+DEFAULT_IMPLEMENTATIONS = ["reference", "vllm", "kernels", "gguf_py", "ggml"]
 
 
 @dataclass
@@ -40,18 +40,19 @@ class Plan:
     """As ``--target`` names them; none if it was not given."""
     requirements: dict[str, Requirement]
     ledger: list[Expectation]
-    problem: MLADecodeProblem | None
+    problem: Problem | None
     device: str
 
-    def subjects(self) -> list[Subject]:
-        """Every implementation in the lane that executes kernels."""
+    def subjects(self, operation: str) -> list[Subject]:
+        """Every implementation that offers ``operation``, in the lane that executes kernels."""
         from mla_conformance.suites.harness.subject import Subject
 
         executing = [made for lane in self.lanes if lane.executes for made in lane.for_targets(self.asked_targets)]
-        return [Subject(impl, lane) for lane in executing for impl in self.implementations.values()]
+        offering = [impl for impl in self.implementations.values() if impl.offers(operation)]
+        return [Subject(impl, lane) for lane in executing for impl in offering]
 
-    def compilers(self) -> list[Compiler]:
-        """Every implementation with kernels, for every target, if the compile lane was asked for."""
+    def compilers(self, operation: str) -> list[Compiler]:
+        """Every implementation with kernels for ``operation``, for every target, if the compile lane was asked for."""
         from mla_conformance.suites.harness.compiler import Compiler
 
         found = [lane for lane in self.lanes if not lane.executes]
@@ -59,7 +60,7 @@ class Plan:
             Compiler(spec, impl, lane, TARGETS[target])
             for lane in found
             for spec, impl in self.implementations.items()
-            if impl.compiles_kernels
+            if impl.compiles_kernels and impl.offers(operation)
             for target in self.asked_targets or COMPILED_TARGETS
         ]
 

@@ -17,6 +17,8 @@ _COMMON: dict[str, Any] = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
     "print_blob": False,
+    # One failure at a time: a group of them would be none that the ledger can expect.
+    "report_multiple_bugs": False,
 }
 settings.register_profile("pr", max_examples=6, derandomize=True, database=None, **_COMMON)
 settings.register_profile("main", max_examples=20, derandomize=True, database=None, **_COMMON)
@@ -30,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--impl",
         action="append",
         metavar="NAME",
-        help="implementation under test: reference, vllm, kernels, or package.module:Class; may be repeated "
+        help="implementation under test: package.module:Class, or one that comes with the suite; may be repeated "
         f"(default: {', '.join(plan.DEFAULT_IMPLEMENTATIONS)})",
     )
     group.addoption(
@@ -81,12 +83,12 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each conformance test its implementations."""
+    """Give each conformance test the implementations that offer its operation."""
     made = metafunc.config.stash[plan.KEY]
-    choices: dict[str, Callable[[], list[Any]]] = {"subject": made.subjects, "compiler": made.compilers}
+    choices: dict[str, Callable[[str], list[Any]]] = {"subject": made.subjects, "compiler": made.compilers}
     for name in collection.CONFORMANCE_ARGUMENTS:
         if name in metafunc.fixturenames:
-            values = choices[name]()
+            values = choices[name](collection.operation_of(metafunc.definition, made))
             metafunc.parametrize(name, values, ids=[value.id for value in values])
 
 

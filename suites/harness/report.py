@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mla_conformance.suites.harness import plan
+from mla_conformance.suites.harness import matrix, plan
 from mla_conformance.suites.harness.errors import Mismatch, NoResult
 from mla_conformance.suites.harness.lanes import Lane
 
@@ -147,6 +147,8 @@ class Reporter:
             return
         terminalreporter.section("conformance")
         for line in table(self.records, self.config.stash[plan.KEY].requirements):
+            terminalreporter.write_line(line)
+        for line in matrix.lines(self.records, self.config.stash[plan.KEY].requirements):
             terminalreporter.write_line(line)
         for lane in self.config.stash[plan.KEY].lanes:
             if lane.shows:

@@ -19,6 +19,7 @@ class Requirement:
 
     Args:
         id: such as ``MLA-DEC-07``; never reused.
+        operation: what it is about: a method of an implementation (:data:`operations.OPERATIONS`).
         group: the row of the final table that it counts in.
         statement: the claim, one sentence.
         source: where it comes from: a paper, a specification, a public report (``org/repo#number``).
@@ -26,6 +27,7 @@ class Requirement:
     """
 
     id: str
+    operation: str
     group: str
     statement: str
     source: str

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 
 from mla_conformance.reference.mla import decode_paged
-from mla_conformance.suites.harness.buffers import Buffer
+from mla_conformance.suites.harness.buffers import Buffer, trespassed
 from mla_conformance.suites.harness.cases import build, subset
 from mla_conformance.suites.harness.drawing import decode_problems
 from mla_conformance.suites.harness.problems import POISONS, MLADecodeProblem
-from mla_conformance.suites.harness.subject import expected
+from mla_conformance.suites.harness.outcomes import expected
 
 BASE = MLADecodeProblem(lengths=(37, 0, 70))
 
@@ -74,7 +74,7 @@ def test_a_changed_input_is_noticed(name: str) -> None:
     getattr(case, name).view(-1)[0] += 1
     if name == "kv_cache":
         case.kv_cache[int(case.block_table[0, 0]), 0, 0] = 5
-    assert any(name in found for found in case.trespasses())
+    assert any(name in found for found in trespassed(case.buffers))
 
 
 def test_writing_the_output_is_allowed_and_beside_it_is_not() -> None:

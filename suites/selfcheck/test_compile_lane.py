@@ -15,12 +15,13 @@ import triton.language as tl
 from mla_conformance.suites.harness import compile_worker
 from mla_conformance.suites.harness.capture import capture
 from mla_conformance.suites.harness.cases import DecodeCase
-from mla_conformance.suites.harness.compiler import Compiler, LauncherError, Worker
+from mla_conformance.suites.harness.compiler import MODULE, Compiler, LauncherError
 from mla_conformance.suites.harness.errors import Mismatch, NoResult, Unsupported
 from mla_conformance.suites.harness.implementations import reference
 from mla_conformance.suites.harness.lanes.compile import Lane
 from mla_conformance.suites.harness.problems import MLADecodeProblem
 from mla_conformance.suites.harness.targets import TARGETS
+from mla_conformance.suites.harness.worker import Worker
 from mla_conformance.suites.target import test_budget as budget
 
 SMALL = MLADecodeProblem(lengths=(20,), num_splits=1)
@@ -148,7 +149,7 @@ class Chatty(Planted):
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with Worker() as worker:
+    with Worker(MODULE) as worker:
         yield worker
 
 
@@ -263,7 +264,7 @@ def test_stray_output_does_not_reach_the_answers(planted: Make) -> None:
 
 
 def test_a_dead_worker_gives_no_result_and_is_replaced(planted: Make) -> None:
-    with Worker() as worker:
+    with Worker(MODULE) as worker:
         for _ in range(2):
             with pytest.raises(NoResult, match=r"(?s)died \(exit status 7\).*planted death"):
                 planted(Dying, worker=worker).compile(SMALL)
@@ -271,7 +272,7 @@ def test_a_dead_worker_gives_no_result_and_is_replaced(planted: Make) -> None:
 
 
 def test_a_request_that_takes_too_long_gives_no_result(planted: Make) -> None:
-    with Worker(seconds=0.2) as worker:
+    with Worker(MODULE, seconds=0.2) as worker:
         with pytest.raises(NoResult, match=r"no answer in 0\.2 s"):
             planted(Sleeping, worker=worker).compile(SMALL)
         worker.seconds = 120

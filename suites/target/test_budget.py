@@ -14,6 +14,7 @@ import pytest
 from mla_conformance.suites.harness.compiler import Compiler
 from mla_conformance.suites.harness.errors import Mismatch
 from mla_conformance.suites.harness.problems import MLADecodeProblem
+from mla_conformance.suites.target.limits import over_shared_memory, spilling
 
 BFLOAT16 = MLADecodeProblem(
     lengths=(1100, 300),
@@ -83,12 +84,7 @@ def test_every_kernel_compiles(compiler: Compiler, problem: MLADecodeProblem) ->
 @among(PROBLEMS)
 def test_shared_memory_fits(compiler: Compiler, problem: MLADecodeProblem) -> None:
     """No block needs more shared memory than the target lets it have."""
-    target, limit = compiler.target, compiler.target.shared_bytes
-    over = [
-        f"{kernel} needs {kernel.shared_bytes:,} B of shared memory; {target.name} has {limit:,} B"
-        for kernel in compiler.compile(problem)
-        if kernel.shared_bytes > limit
-    ]
+    over = over_shared_memory(compiler, compiler.compile(problem))
     if over:
         raise Mismatch("; ".join(over))
 
@@ -97,14 +93,9 @@ def test_shared_memory_fits(compiler: Compiler, problem: MLADecodeProblem) -> No
 @among(PROBLEMS)
 def test_nothing_is_spilled(compiler: Compiler, problem: MLADecodeProblem) -> None:
     """No register is spilled, and no stack is used."""
-    spilling = [
-        f"{kernel} on {compiler.target.name} uses {kernel.stack_bytes} B of stack, limit 0, at {kernel.registers} "
-        f"registers: spill stores {kernel.spill_stores}, spill loads {kernel.spill_loads}"
-        for kernel in compiler.compile(problem)
-        if kernel.stack_bytes or kernel.spill_loads or kernel.spill_stores
-    ]
-    if spilling:
-        raise Mismatch("; ".join(spilling))
+    found = spilling(compiler, compiler.compile(problem))
+    if found:
+        raise Mismatch("; ".join(found))
 
 
 @pytest.mark.requirement("TGT-INS-01")

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+import torch
 from torch import Tensor
 
+from mla_conformance.kernels import gguf
+from mla_conformance.kernels.gguf.linear import GGUFLinear, Parallel
+from mla_conformance.kernels.gguf.loading_plan import plan_loading
+from mla_conformance.kernels.gguf.mla import FusedKvB, SplitKvB, absorbed
+from mla_conformance.kernels.gguf.model_config import ModelConfig
+from mla_conformance.kernels.gguf.shards import ShardSpec, qkv_shards
 from mla_conformance.kernels.mla_decode import mla_decode
+from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
 from mla_conformance.reference.tolerance import Arithmetic
 from mla_conformance.suites.harness.cases import DecodeCase
+from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
+from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase, NamesCase
 from mla_conformance.suites.harness.implementation import Implementation
-from mla_conformance.suites.harness.problems import MLADecodeProblem
+from mla_conformance.suites.harness.problems import GGUFLinearProblem, GGUFMatmulProblem, MLADecodeProblem, Problem
+
+PARALLEL: dict[str, Parallel] = {"row": "row", "replicated": "replicated"}
+"""How each kind of layer is cut; all others by rows."""
 
 
 class Adapter(Implementation):
@@ -23,8 +36,10 @@ class Adapter(Implementation):
         """This package's version."""
         return version("mla-conformance")
 
-    def declines(self, problem: MLADecodeProblem) -> str | None:
-        """Decline what ``mla_decode`` documents as out of range."""
+    def declines(self, problem: Problem) -> str | None:
+        """Decline what ``mla_decode`` documents as out of range; of GGUF, nothing."""
+        if not isinstance(problem, MLADecodeProblem):
+            return None
         if problem.heads > 128:
             return f"heads={problem.heads}: at most 128"
         if problem.page_size > 128:
@@ -55,3 +70,62 @@ class Adapter(Implementation):
             out=case.out,
             lse=case.lse,
         )
+
+    def gguf_dequantize(self, case: DequantizeCase) -> Tensor:
+        """Run the fixed kernel into the case's own buffer."""
+        return gguf.dequantize(case.data, case.problem.quant, dtype=case.out.dtype, out=case.out)
+
+    def matmul_arithmetic(self, problem: GGUFMatmulProblem | GGUFLinearProblem) -> MatmulArithmetic:
+        """Weights are rounded once to the activations' dtype, sums are float32, the result is rounded once."""
+        return MatmulArithmetic(activations=problem.dtype, weights=problem.dtype, output=problem.dtype)
+
+    def gguf_matmul(self, case: MatmulCase) -> Tensor:
+        """Run the fixed kernel into the case's own buffer."""
+        return gguf.matmul(case.x, case.data, case.problem.quant, out=case.out)
+
+    def gguf_linear(self, case: LinearCase) -> Forward:
+        """Load a :class:`GGUFLinear` shard by shard, as they arrive."""
+        problem = case.problem
+        rows = [count for _, count in problem.shards]
+        if problem.layer == "qkv":
+            specs = qkv_shards(rows[0] // problem.head_dim, rows[1] // problem.head_dim, problem.head_dim)
+        else:
+            specs = tuple(ShardSpec(f"shard {i}", count) for i, count in enumerate(rows))
+        layer = GGUFLinear(
+            problem.columns,
+            specs,
+            parallel=PARALLEL.get(problem.layer, "column"),
+            tp_rank=problem.tp_rank,
+            tp_size=problem.tp_size,
+            disable_tp=problem.disable_tp,
+        )
+        for arrival in case.arrivals:
+            layer.load_shard(arrival.data, arrival.quant, arrival.shard_id)  # type: ignore[arg-type]
+        layer.finish_loading()
+        return layer
+
+    def gguf_kv_b(self, case: KvBCase) -> tuple[Tensor, Tensor]:
+        """Absorb with :func:`mla_conformance.kernels.gguf.mla.absorbed`."""
+        problem = case.problem
+        if problem.form == "fused":
+            weight: FusedKvB | SplitKvB = FusedKvB(case.tensors[0], problem.quants[0])
+        else:
+            weight = SplitKvB(case.tensors[0], problem.quants[0], case.tensors[1], problem.quants[1])
+        return absorbed(
+            weight,
+            problem.heads,
+            problem.qk_nope_head_dim,
+            problem.kv_lora_rank,
+            problem.v_head_dim,
+            dtype=getattr(torch, problem.dtype),
+        )
+
+    def gguf_names(self, case: NamesCase) -> dict[str, list[str]]:
+        """Plan the loading, which refuses a file in which anything is left over or left out."""
+        config = ModelConfig.from_hf(case.model.config)
+        plan = plan_loading(case.model.arch, config, case.tensors, mtp=case.problem.mtp)
+        fills: dict[str, list[str]] = {}
+        for parameter, sources in plan.sources.items():
+            for source in sources:
+                fills.setdefault(source.tensor, []).append(parameter)
+        return fills

@@ -5,11 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mla_conformance.reference import fused_linear
+from mla_conformance.reference.absorption import split_kv_b
+from mla_conformance.reference.gguf import dequantize
+from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
 from mla_conformance.reference.mla import decode_paged
 from mla_conformance.reference.tolerance import Arithmetic
 from mla_conformance.suites.harness.cases import DecodeCase
+from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
+from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase
+from mla_conformance.suites.harness.gguf_outcomes import local_weight
 from mla_conformance.suites.harness.implementation import Implementation
-from mla_conformance.suites.harness.problems import MLADecodeProblem
+from mla_conformance.suites.harness.problems import GGUFLinearProblem, GGUFMatmulProblem, MLADecodeProblem, Problem
 
 
 class Adapter(Implementation):
@@ -23,7 +30,7 @@ class Adapter(Implementation):
         """PyTorch's version: there is nothing else in it."""
         return str(torch.__version__)
 
-    def declines(self, problem: MLADecodeProblem) -> str | None:
+    def declines(self, problem: Problem) -> str | None:
         """Decline nothing."""
         return None
 
@@ -44,3 +51,45 @@ class Adapter(Implementation):
         )
         case.out.copy_(result.out)
         return case.out, result.lse.float()
+
+    def gguf_dequantize(self, case: DequantizeCase) -> Tensor:
+        """Run :func:`mla_conformance.reference.gguf.dequantize` and round once."""
+        return case.out.copy_(dequantize(case.data, case.problem.quant))
+
+    def matmul_arithmetic(self, problem: GGUFMatmulProblem | GGUFLinearProblem) -> MatmulArithmetic:
+        """Only the output is rounded."""
+        return MatmulArithmetic(activations="float64", weights="float64", output=problem.dtype)
+
+    def gguf_matmul(self, case: MatmulCase) -> Tensor:
+        """Multiply in float64."""
+        weight = dequantize(case.data, case.problem.quant)
+        return case.out.copy_(fused_linear.linear(case.x.double(), weight.double()))
+
+    def gguf_linear(self, case: LinearCase) -> Forward:
+        """Own each shard by its id and slice elements: right by definition, whatever the blocks."""
+        problem = case.problem
+        owned: dict[int, Tensor] = {}
+        for arrival in case.arrivals:
+            if arrival.shard_id is None:
+                whole = dequantize(arrival.data, arrival.quant).double()
+                owned |= dict(enumerate(torch.split(whole, [rows for _, rows in problem.shards])))
+                continue
+            if not isinstance(arrival.shard_id, int) or not 0 <= arrival.shard_id < len(problem.shards):
+                raise ValueError(f"shard id {arrival.shard_id!r} is none of 0 to {len(problem.shards) - 1}")
+            if arrival.shard_id in owned:
+                raise ValueError(f"shard {arrival.shard_id} arrived twice")
+            owned[arrival.shard_id] = dequantize(arrival.data, arrival.quant).double()
+        missing = [i for i in range(len(problem.shards)) if i not in owned]
+        if missing:
+            raise ValueError(f"shards {missing} never arrived")
+        weight = local_weight(problem, [owned[i] for i in range(len(owned))])
+        return lambda x: fused_linear.linear(x.double(), weight).to(x.dtype)
+
+    def gguf_kv_b(self, case: KvBCase) -> tuple[Tensor, Tensor]:
+        """Cut kv_b by its definition, :func:`mla_conformance.reference.absorption.split_kv_b`."""
+        problem = case.problem
+        parts = [dequantize(data, quant) for data, quant in zip(case.tensors, problem.quants, strict=True)]
+        kv_b = parts[0] if problem.form == "fused" else fused_linear.kv_b_from_split(*parts)
+        w_uk, w_uv = split_kv_b(kv_b, problem.heads, problem.qk_nope_head_dim, problem.v_head_dim)
+        dtype = getattr(torch, problem.dtype)
+        return w_uk.to(dtype), w_uv.transpose(1, 2).to(dtype)

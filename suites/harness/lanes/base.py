@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
     from mla_conformance.suites.harness.implementation import Implementation
-    from mla_conformance.suites.harness.problems import MLADecodeProblem
+    from mla_conformance.suites.harness.problems import Problem
 
 
 class Lane:
@@ -54,7 +54,7 @@ class Lane:
     def prepare(self) -> None:
         """Set the imported libraries up; called once, before the first case."""
 
-    def declines(self, problem: MLADecodeProblem, implementation: Implementation) -> str | None:
+    def declines(self, problem: Problem, implementation: Implementation) -> str | None:
         """Say why this lane cannot give a trustworthy verdict on ``problem``, or None."""
         return None
 

@@ -12,7 +12,7 @@ from mla_conformance.suites.harness.lanes import base
 
 if TYPE_CHECKING:
     from mla_conformance.suites.harness.implementation import Implementation
-    from mla_conformance.suites.harness.problems import MLADecodeProblem
+    from mla_conformance.suites.harness.problems import Problem
 
 DEFAULT_TARGET = "sm_120"
 MAX_PRODUCTS = 3e8
@@ -53,12 +53,11 @@ class Lane(base.Lane):
             "OPENBLAS_NUM_THREADS": "1",
         }
 
-    def declines(self, problem: MLADecodeProblem, implementation: Implementation) -> str | None:
+    def declines(self, problem: Problem, implementation: Implementation) -> str | None:
         """Decline what would take minutes, and fp8 where the target has none."""
-        width = problem.kv_lora_rank + problem.qk_rope_head_dim
-        if sum(problem.lengths) * problem.heads * width > MAX_PRODUCTS:
+        if problem.products > MAX_PRODUCTS:
             return f"the emulator takes no problem of more than {MAX_PRODUCTS:.0e} products: run it on a GPU"
-        if problem.is_fp8 and self.target == "sm_80" and implementation.compiles_kernels:
+        if "float8_e4m3fn" in problem.dtypes and self.target == "sm_80" and implementation.compiles_kernels:
             return "sm_80 has no e4m3 conversions: Triton compiles them from sm_89 on"
         return None
 

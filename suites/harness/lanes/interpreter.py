@@ -11,7 +11,7 @@ from mla_conformance.suites.harness.lanes import base
 
 if TYPE_CHECKING:
     from mla_conformance.suites.harness.implementation import Implementation
-    from mla_conformance.suites.harness.problems import MLADecodeProblem
+    from mla_conformance.suites.harness.problems import Problem
 
 
 MAX_PRODUCTS = 3e7
@@ -37,12 +37,11 @@ class Lane(base.Lane):
         interpreter_repair.repair()
         self._bfloat16_fault = interpreter_repair.probe()
 
-    def declines(self, problem: MLADecodeProblem, implementation: Implementation) -> str | None:
+    def declines(self, problem: Problem, implementation: Implementation) -> str | None:
         """Decline what would take minutes, and bfloat16 where the interpreter computes it wrongly."""
-        width = problem.kv_lora_rank + problem.qk_rope_head_dim
-        if sum(problem.lengths) * problem.heads * width > MAX_PRODUCTS:
+        if problem.products > MAX_PRODUCTS:
             return f"the interpreter takes no problem of more than {MAX_PRODUCTS:.0e} products: run it on a GPU"
-        if "bfloat16" in (problem.dtype, problem.cache_dtype) and implementation.compiles_kernels:
+        if "bfloat16" in problem.dtypes and implementation.compiles_kernels:
             return self._bfloat16_fault
         return None
 

@@ -1,29 +1,33 @@
-"""Problems: what a case is made of, printable as one line that rebuilds it."""
+"""The problem of one MLA decode call."""
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import ClassVar
 
-DTYPES = ("bfloat16", "float16", "float32")
+from mla_conformance.suites.harness.problems.base import (
+    DTYPES,
+    LAYOUTS,
+    POISONS,
+    Problem,
+    check_integers,
+    check_listed,
+    is_integer,
+    is_positive,
+)
+
 CACHE_DTYPES = (*DTYPES, "float8_e4m3fn")
 VALUES = ("normal", "zero_query", "constant", "one_hot", "codes")
-LAYOUTS = ("dense", "gapped", "layers", "far")
+CACHE_LAYOUTS = (*LAYOUTS, "layers", "far")
 PAGES = ("in_order", "shuffled", "shared", "invalid")
-POISONS = ("nan", "inf", "huge")
 UNUSED_ENTRIES = ("negative", "beyond", "valid")
 MAX_CACHE_ELEMENTS = 2**31
 """More cached elements than this are refused: nobody means a problem that fills the machine."""
 
 
-@dataclass(frozen=True)
-class MLADecodeProblem:
+@dataclass(frozen=True, repr=False)
+class MLADecodeProblem(Problem):
     """One MLA decode call: every request has one query token and ``lengths[i]`` cached tokens.
-
-    ``str()`` gives a line that :func:`parse_problem` turns back into an equal problem.
 
     Args:
         lengths: cached tokens of each request; 0 is allowed.
@@ -65,100 +69,47 @@ class MLADecodeProblem:
     unused_entries: str = "negative"
     seed: int = 0
 
+    operation: ClassVar[str] = "mla_decode"
+
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("dtype", DTYPES),
-            ("cache_dtype", CACHE_DTYPES),
-            ("values", VALUES),
-            ("layout", LAYOUTS),
-            ("pages", PAGES),
-            ("poison", POISONS),
-            ("unused_entries", UNUSED_ENTRIES),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
-        for name, least in (("heads", 1), ("kv_lora_rank", 1), ("qk_rope_head_dim", 0), ("page_size", 1)):
-            if not _is_int(getattr(self, name)) or getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be an integer of at least {least}")
-        if not isinstance(self.lengths, tuple) or not all(_is_int(n) and n >= 0 for n in self.lengths):
+        check_listed(self, dtype=DTYPES, cache_dtype=CACHE_DTYPES, values=VALUES, layout=CACHE_LAYOUTS)
+        check_listed(self, pages=PAGES, poison=POISONS, unused_entries=UNUSED_ENTRIES)
+        check_integers(self, heads=1, kv_lora_rank=1, qk_rope_head_dim=0, page_size=1)
+        if not isinstance(self.lengths, tuple) or not all(is_integer(n, 0) for n in self.lengths):
             raise ValueError(f"lengths={self.lengths!r} must be a tuple of integers of at least 0")
-        if self.num_splits is not None and (not _is_int(self.num_splits) or self.num_splits < 1):
+        if self.num_splits is not None and not is_integer(self.num_splits, 1):
             raise ValueError(f"num_splits={self.num_splits!r} must be None or an integer of at least 1")
-        if not _is_positive(self.k_scale):
+        if not is_positive(self.k_scale):
             raise ValueError(f"k_scale={self.k_scale!r} must be a finite positive number")
-        if self.softmax_scale is not None and not _is_positive(self.softmax_scale):
+        if self.softmax_scale is not None and not is_positive(self.softmax_scale):
             raise ValueError(f"softmax_scale={self.softmax_scale!r} must be None or a finite positive number")
-        elements = sum(self.lengths) * (self.kv_lora_rank + self.qk_rope_head_dim)
+        elements = sum(self.lengths) * self.width
         if elements > MAX_CACHE_ELEMENTS:
             raise ValueError(f"lengths={self.lengths!r} need {elements} cached elements, over {MAX_CACHE_ELEMENTS}")
+
+    @property
+    def width(self) -> int:
+        """Elements of a cache row."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def products(self) -> int:
+        """Score products of the call."""
+        return sum(self.lengths) * self.heads * self.width
+
+    @property
+    def dtypes(self) -> set[str]:
+        """Dtypes that kernels compute with."""
+        return {self.dtype, self.cache_dtype}
 
     @property
     def scale(self) -> float:
         """The softmax scale in force."""
         if self.softmax_scale is not None:
             return self.softmax_scale
-        return float((self.kv_lora_rank + self.qk_rope_head_dim) ** -0.5)
+        return float(self.width**-0.5)
 
     @property
     def is_fp8(self) -> bool:
         """Whether the cache is quantised."""
         return self.cache_dtype == "float8_e4m3fn"
-
-    def replace(self, **changes: Any) -> Self:
-        """Return a copy with ``changes`` applied."""
-        return dataclasses.replace(self, **changes)
-
-    def __str__(self) -> str:
-        shown = [
-            f"{field.name}={_literal(getattr(self, field.name))}"
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        ]
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    __repr__ = __str__
-
-
-PROBLEMS = {MLADecodeProblem.__name__: MLADecodeProblem}
-
-
-def parse_problem(line: str) -> MLADecodeProblem:
-    """Rebuild a problem from the line that it printed.
-
-    Only keyword arguments with literal values are read; nothing is evaluated.
-
-    Raises:
-        ValueError: the line is no such line; the message says what is wrong with it.
-    """
-    try:
-        call = ast.parse(line.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"problem {line!r} is not of the form Name(field=value, ...): {error}") from None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise ValueError(f"problem {line!r} is not of the form Name(field=value, ...)")
-    kind = PROBLEMS.get(call.func.id)
-    if kind is None:
-        raise ValueError(f"problem {call.func.id!r} is unknown; known: {', '.join(PROBLEMS)}")
-    known = {field.name for field in dataclasses.fields(kind)}
-    fields: dict[str, Any] = {}
-    for keyword in call.keywords:
-        if keyword.arg not in known:
-            raise ValueError(f"problem field {keyword.arg!r} is unknown; known: {', '.join(sorted(known))}")
-        try:
-            fields[keyword.arg] = ast.literal_eval(keyword.value)
-        except ValueError:
-            raise ValueError(f"problem field {keyword.arg!r} has no literal value in {line!r}") from None
-    return kind(**fields)
-
-
-def _literal(value: object) -> str:
-    """A Python literal with double quotes, so that a shell can hold the line in single ones."""
-    return f'"{value}"' if isinstance(value, str) else repr(value)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and math.isfinite(value)

@@ -1,0 +1,53 @@
+"""What the GGUF kernels that a launcher picks need of a card that is absent, type by type."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_conformance.suites.harness.compiler import Compiler
+from mla_conformance.suites.harness.errors import Mismatch
+from mla_conformance.suites.harness.problems import GGUFDequantizeProblem, GGUFMatmulProblem
+from mla_conformance.suites.harness.problems.gguf import QUANTS
+from mla_conformance.suites.target.limits import check_budget
+
+DEQUANTIZE = [GGUFDequantizeProblem(quant=quant, rows=8, columns=8192, dtype="bfloat16") for quant in QUANTS]
+MATMUL = [GGUFMatmulProblem(quant=quant, rows=4096, columns=4096, dtype="bfloat16") for quant in QUANTS]
+
+LOADS_AN_ELEMENT = 1.0
+"""Load instructions a dequantised element.
+
+A multiprocessor issues one warp-wide load or store a clock: 132 of them at 1.83 GHz make 7.7e12 lane loads a second,
+where memory of 4.3 TB/s can take 1.7e12 elements of Q4_0. Beyond four loads an element the loads decide. Shipped kernels
+take two to twelve, a byte each; one leaves room for stores and waiting.
+"""
+TABLE_LOADS_AN_ELEMENT = {"IQ4_NL": 1.0, "IQ4_XS": 1.0}
+"""On top of it, for types whose every element is looked up in a table, which lies in the first cache."""
+
+
+def _by_type(problems: list[GGUFDequantizeProblem] | list[GGUFMatmulProblem]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("problem", problems, ids=[f"quant={problem.quant}" for problem in problems])
+
+
+@pytest.mark.requirement("GGUF-TGT-01")
+@_by_type(DEQUANTIZE)
+def test_dequantisation_fits_the_target(compiler: Compiler, problem: GGUFDequantizeProblem) -> None:
+    """It compiles, within shared memory, and spills nothing."""
+    check_budget(compiler, compiler.compile(problem))
+
+
+@pytest.mark.requirement("GGUF-TGT-02")
+@_by_type(DEQUANTIZE)
+def test_dequantisation_loads_words(compiler: Compiler, problem: GGUFDequantizeProblem) -> None:
+    """Load instructions of all threads of the launch, over the elements that they write."""
+    loads = sum(kernel.global_loads * kernel.threads for kernel in compiler.compile(problem))
+    share = loads / (problem.rows * problem.columns)
+    limit = LOADS_AN_ELEMENT + TABLE_LOADS_AN_ELEMENT.get(problem.quant, 0.0)
+    if share > limit:
+        raise Mismatch(f"{problem.quant} takes {share:.2f} load instructions an element, more than {limit}")
+
+
+@pytest.mark.requirement("GGUF-TGT-03")
+@_by_type(MATMUL)
+def test_products_fit_the_target(compiler: Compiler, problem: GGUFMatmulProblem) -> None:
+    """They compile, within shared memory, and spill nothing."""
+    check_budget(compiler, compiler.compile(problem))
