@@ -17,8 +17,8 @@ LOADS_AN_ELEMENT = 1.0
 """Load instructions a dequantised element.
 
 A multiprocessor issues one warp-wide load or store a clock: 132 of them at 1.83 GHz make 7.7e12 lane loads a second,
-where memory of 4.3 TB/s can take 1.7e12 elements of Q4_0. Beyond four loads an element the loads decide. Shipped kernels
-take two to twelve, a byte each; one leaves room for stores and waiting.
+where memory of 4.3 TB/s can take 1.7e12 elements of Q4_0. Beyond four loads an element the loads decide. Shipped
+kernels take two to twelve, a byte each; one leaves room for stores and waiting.
 """
 TABLE_LOADS_AN_ELEMENT = {"IQ4_NL": 1.0, "IQ4_XS": 1.0}
 """On top of it, for types whose every element is looked up in a table, which lies in the first cache."""

@@ -1,0 +1,1 @@
+"""GGUF: files written, mutated and fuzzed, and what the GGUF conformance tests share."""
