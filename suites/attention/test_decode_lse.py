@@ -10,8 +10,8 @@ from mla_conformance.suites.harness.cases import subset
 from mla_conformance.suites.harness.drawing import decode_problems, drawn, listed
 from mla_conformance.suites.harness.errors import Mismatch
 from mla_conformance.suites.harness.judge import check_equal_bits, check_lse, check_within
-from mla_conformance.suites.harness.problems import MLADecodeProblem
 from mla_conformance.suites.harness.outcomes import expected
+from mla_conformance.suites.harness.problems import MLADecodeProblem
 from mla_conformance.suites.harness.subject import Subject
 
 BASE = MLADecodeProblem(lengths=(37, 1, 50))

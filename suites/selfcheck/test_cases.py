@@ -8,8 +8,8 @@ from mla_conformance.reference.mla import decode_paged
 from mla_conformance.suites.harness.buffers import Buffer, trespassed
 from mla_conformance.suites.harness.cases import build, subset
 from mla_conformance.suites.harness.drawing import decode_problems
-from mla_conformance.suites.harness.problems import POISONS, MLADecodeProblem
 from mla_conformance.suites.harness.outcomes import expected
+from mla_conformance.suites.harness.problems import POISONS, MLADecodeProblem
 
 BASE = MLADecodeProblem(lengths=(37, 0, 70))
 

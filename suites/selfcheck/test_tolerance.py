@@ -11,8 +11,8 @@ from torch import Tensor
 from mla_conformance.reference.mla import DecodeResult, decode_absorbed
 from mla_conformance.reference.tolerance import Arithmetic, decode_bound
 from mla_conformance.suites.harness.cases import build
-from mla_conformance.suites.harness.problems import MLADecodeProblem
 from mla_conformance.suites.harness.outcomes import widened
+from mla_conformance.suites.harness.problems import MLADecodeProblem
 
 ROUNDED = {
     "float16": Arithmetic(operands="float16", probabilities="float16", output="float16"),
