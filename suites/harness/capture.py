@@ -128,7 +128,15 @@ def standing_in(target: Target) -> Iterator[Callable[..., Any]]:
         driver.set_active(StandIn(target))
         for name, answer in _torch_answers(target).items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
+        stack.enter_context(posing_as_cuda())
         yield run
+
+
+@contextmanager
+def posing_as_cuda() -> Iterator[None]:
+    """CPU tensors say ``is_cuda`` inside, for launchers that insist on it."""
+    with patch.object(torch.Tensor, "is_cuda", property(lambda tensor: True)):
+        yield
 
 
 class StandIn(DriverBase):  # type: ignore[misc]

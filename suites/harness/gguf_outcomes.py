@@ -81,7 +81,7 @@ class MatmulOutcome(ProductOutcome):
         if quant not in CODES:
             return None
         form, data = FORMATS[quant], self.case.data.clone()
-        blocks = data.view(len(data), -1, form.block_bytes)
+        blocks = data.view(len(data), data.shape[1] // form.block_bytes, form.block_bytes)
         blocks[..., CODES[quant]] = 0
         minimum = dequantize(data, quant).double()
         return (self.weight() - minimum).abs() + minimum.abs()

@@ -103,7 +103,12 @@ _HINTS = {
     "gguf_plugin": " (pip install --no-deps vllm-gguf-plugin, or leave it out with --impl)",
     "gguf_py": " (pip install gguf, or leave it out with --impl)",
     "ggml": " (pip install ggml-python, which needs a C compiler, or leave it out with --impl)",
+    "vllm_0_16": " (python -m mla_conformance.suites.harness.shipped.history_install FOLDER, or leave it out)",
 }
+
+
+class NotInstalled(Exception):
+    """An implementation, or what it needs, is not installed; the message says how to."""
 
 
 def builtin_names() -> list[str]:
@@ -115,7 +120,8 @@ def load(spec: str) -> Implementation:
     """Return the implementation that ``spec`` names: a built-in name, or ``package.module:Class``.
 
     Raises:
-        BadUse: there is none, it cannot be imported, or it is no :class:`Implementation`.
+        NotInstalled: it, or what it needs, cannot be imported.
+        BadUse: there is none, or it is no :class:`Implementation`.
     """
     module_name, _, class_name = spec.partition(":")
     if not class_name:
@@ -126,7 +132,7 @@ def load(spec: str) -> Implementation:
         module = importlib.import_module(module_name)
         adapter = getattr(module, class_name)()
     except ImportError as error:
-        raise BadUse(f"--impl {spec}: cannot be imported: {error}{_HINTS.get(spec, '')}") from error
+        raise NotInstalled(f"--impl {spec}: cannot be imported: {error}{_HINTS.get(spec, '')}") from error
     except AttributeError as error:
         raise BadUse(f"--impl {spec}: {error}") from error
     except TypeError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 COMPILED_TARGETS = ["sm_90", "sm_100", "sm_120", "sm_121"]
 """What the compile lane compiles for if nothing is asked."""
-DEFAULT_IMPLEMENTATIONS = ["reference", "vllm", "kernels", "gguf_py", "ggml"]
+DEFAULT_IMPLEMENTATIONS = ["reference", "vllm", "kernels", "gguf_py", "ggml", "gguf_plugin", "vllm_0_16"]
+OPTIONAL = ("gguf_py", "ggml", "gguf_plugin", "vllm_0_16")
+"""Of the default implementations those that are left out, with a word in the report's header, if not installed."""
 
 
 @dataclass
@@ -42,6 +44,8 @@ class Plan:
     ledger: list[Expectation]
     problem: Problem | None
     device: str
+    absent: list[str] = field(default_factory=list)
+    """Why default implementations are not part of the run."""
 
     def subjects(self, operation: str) -> list[Subject]:
         """Every implementation that offers ``operation``, in the lane that executes kernels."""
@@ -111,8 +115,16 @@ def make(config: pytest.Config) -> Plan:
     from mla_conformance.suites.harness.environment import device_name
     from mla_conformance.suites.harness.problems import parse_problem
 
-    specs = config.getoption("--impl") or DEFAULT_IMPLEMENTATIONS
-    found = {spec: implementation.load(spec) for spec in dict.fromkeys(specs)}
+    asked = config.getoption("--impl")
+    found: dict[str, Implementation] = {}
+    absent = []
+    for spec in dict.fromkeys(asked or DEFAULT_IMPLEMENTATIONS):
+        try:
+            found[spec] = implementation.load(spec)
+        except implementation.NotInstalled as error:
+            if asked or spec not in OPTIONAL:
+                raise BadUse(str(error)) from error
+            absent.append(str(error).removeprefix("--impl "))
     named = [impl.name for impl in found.values()]
     if len(set(named)) < len(named):
         raise BadUse(f"--impl: two implementations have the same name: {', '.join(named)}")
@@ -123,4 +135,4 @@ def make(config: pytest.Config) -> Plan:
         problem = None if line is None else parse_problem(line)
     except ValueError as error:
         raise BadUse(f"--problem: {error}") from error
-    return Plan(chosen, found, targets, registry, expectations, problem, device_name(chosen))
+    return Plan(chosen, found, targets, registry, expectations, problem, device_name(chosen), absent)

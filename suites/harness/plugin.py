@@ -74,11 +74,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(report.Reporter(config), "mla-conformance-report")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Say what is under test."""
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say what is under test, and what would be if it were installed."""
     made = config.stash[plan.KEY]
     under_test = ", ".join(f"{impl.name} {impl.version()}" for impl in made.implementations.values())
-    return f"conformance: {under_test}; lanes: {', '.join(lane.name for lane in made.lanes)}; device: {made.device}"
+    lanes = ", ".join(lane.name for lane in made.lanes)
+    return [
+        f"conformance: {under_test}; lanes: {lanes}; device: {made.device}",
+        *(f"conformance: not part of this run: {reason}" for reason in made.absent),
+    ]
 
 
 @pytest.hookimpl(tryfirst=True)

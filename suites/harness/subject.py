@@ -64,6 +64,7 @@ class Subject:
         if reason is not None:
             self.record.declined[reason] += 1
             raise Unsupported(reason)
+        self.lane.check_alive()
         return OPERATIONS[problem.operation].build(problem, self.lane.device)
 
     def run(self, case: Any) -> Any:

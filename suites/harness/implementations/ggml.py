@@ -16,6 +16,8 @@ from mla_conformance.suites.harness.gguf_cases import DequantizeCase
 from mla_conformance.suites.harness.implementation import Implementation
 from mla_conformance.suites.harness.problems import GGUFDequantizeProblem
 
+ON_THE_CPU = 2**26
+"""The most elements that are dequantised on the CPU."""
 PLAIN = {"F32": torch.float32}
 """ggml needs no function to read these."""
 
@@ -34,6 +36,8 @@ class Adapter(Implementation):
         """Decline the types that ggml only ever multiplies by."""
         if problem.quant not in PLAIN and not _to_float(problem.quant):
             return f"quant={problem.quant}: ggml has no to_float for it"
+        if problem.rows * problem.columns > ON_THE_CPU:
+            return f"more than {ON_THE_CPU} elements would take minutes on the CPU"
         return None
 
     def gguf_dequantize(self, case: DequantizeCase) -> Tensor:

@@ -22,6 +22,7 @@ from mla_conformance.suites.harness.shipped import gguf_plugin as shipped
 from mla_conformance.suites.harness.shipped import vllm_layers
 from mla_conformance.suites.harness.shipped.vllm_layers import PLAIN, ShardId, ShippedError
 
+NAMES = {quant: str(dtype).removeprefix("torch.") for quant, dtype in PLAIN.items()}
 CALLERS_FAULT = {kind.__name__: kind for kind in (ValueError, TypeError, KeyError, NotImplementedError)}
 """Exceptions that tell a caller what is wrong with the input."""
 
@@ -52,6 +53,18 @@ class Adapter(Implementation):
             return f"layout={problem.layout}: its weights are contiguous"
         if isinstance(problem, GGUFDequantizeProblem) and problem.quant in PLAIN:
             return f"quant={problem.quant}: the plugin never dequantises it"
+        if (
+            isinstance(problem, GGUFDequantizeProblem)
+            and problem.rows * problem.columns >= 2**31
+            and not _has_cuda_kernels()
+        ):
+            return (
+                "its Triton kernels count in 32 bits: a wild access, which would take the device with it (findings.md)"
+            )
+        if isinstance(problem, GGUFMatmulProblem) and problem.rows == 0:
+            return "rows=0: its layers have rows"
+        if isinstance(problem, GGUFMatmulProblem) and problem.quant in PLAIN and problem.dtype != NAMES[problem.quant]:
+            return f"quant={problem.quant}: vLLM holds plain weights in the activations' dtype"
         if isinstance(problem, GGUFKvBProblem) and problem.form == "split":
             return "form=split: the plugin drops attn_k_b and attn_v_b (GGUF-NAM-01)"
         return None
@@ -97,7 +110,7 @@ class Adapter(Implementation):
         """Ask the plugin's default weights adapter, which builds the model on the meta device."""
         config = {key: value for key, value in case.model.config.items() if key != "model_type"}
         names = shipped.name_map(case.model.config["model_type"], config)
-        return {name: [parameter] for name, parameter in names.items()}
+        return {name: [names[name]] for name, *_ in case.tensors if name in names}
 
 
 def _quants(problem: Problem) -> list[str]:

@@ -15,6 +15,9 @@ from mla_conformance.suites.harness.problems import GGUFDequantizeProblem
 ABSENT = ("Q8_1", "Q8_K", "Q1_0")
 """Types that ggml has and gguf-py 0.19.0 does not dequantise."""
 
+ON_THE_CPU = 2**26
+"""The most elements that are dequantised on the CPU."""
+
 
 class Adapter(Implementation):
     """``gguf.quants.dequantize``, rounded once by torch where float32 is not asked for."""
@@ -30,6 +33,8 @@ class Adapter(Implementation):
         """Decline what gguf-py does not have, and no rows, which it cannot reshape."""
         if problem.quant in ABSENT:
             return f"quant={problem.quant}: gguf-py has no dequantiser for it"
+        if problem.rows * problem.columns > ON_THE_CPU:
+            return f"more than {ON_THE_CPU} elements would take minutes on the CPU"
         return "rows=0: gguf-py takes no empty tensor" if problem.rows == 0 else None
 
     def gguf_dequantize(self, case: DequantizeCase) -> Tensor:

@@ -16,7 +16,15 @@ from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
 from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase
 from mla_conformance.suites.harness.gguf_outcomes import local_weight
 from mla_conformance.suites.harness.implementation import Implementation
-from mla_conformance.suites.harness.problems import GGUFLinearProblem, GGUFMatmulProblem, MLADecodeProblem, Problem
+from mla_conformance.suites.harness.problems import (
+    GGUFDequantizeProblem,
+    GGUFLinearProblem,
+    GGUFMatmulProblem,
+    MLADecodeProblem,
+    Problem,
+)
+
+MAX_ELEMENTS = 2**28
 
 
 class Adapter(Implementation):
@@ -31,7 +39,9 @@ class Adapter(Implementation):
         return str(torch.__version__)
 
     def declines(self, problem: Problem) -> str | None:
-        """Decline nothing."""
+        """Decline matrices whose intermediate results would fill a card."""
+        if isinstance(problem, GGUFDequantizeProblem) and problem.rows * problem.columns > MAX_ELEMENTS:
+            return f"more than {MAX_ELEMENTS} elements: the reference has several integers for each"
         return None
 
     def arithmetic(self, problem: MLADecodeProblem) -> Arithmetic:

@@ -23,14 +23,19 @@ class Adapter(Implementation):
     name = "vllm_0_16"
     compiles_kernels = False
 
+    def __init__(self) -> None:
+        reason = shipped.available()
+        if reason is not None:
+            raise ImportError(reason)
+
     def version(self) -> str:
         """The release whose files are used."""
         return shipped.VERSION
 
     def declines(self, problem: GGUFLinearProblem) -> str | None:
-        """Decline what is not installed, and types that the release does not name."""
+        """Decline types that the release does not name."""
         missing = [quant for quant, _ in problem.shards if quant in WITHOUT_KERNEL and quant not in PLAIN]
-        return f"quant={missing[0]}: vLLM 0.16.0 has no kernel for it" if missing else shipped.available()
+        return f"quant={missing[0]}: vLLM 0.16.0 has no kernel for it" if missing else None
 
     def matmul_arithmetic(self, problem: GGUFMatmulProblem | GGUFLinearProblem) -> MatmulArithmetic:
         """The exact product rounds its result."""

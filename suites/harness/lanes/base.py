@@ -58,6 +58,9 @@ class Lane:
         """Say why this lane cannot give a trustworthy verdict on ``problem``, or None."""
         return None
 
+    def check_alive(self) -> None:
+        """Raise ``NoResult`` if the device was lost; asked before a case is laid out on it."""
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Surround one launch: synchronise, and turn what is nobody's fault into ``NoResult``."""

@@ -28,14 +28,18 @@ class Lane(base.Lane):
         """A GPU must be visible."""
         return None if devices else "no GPU is visible here (nvidia-smi lists none, or CUDA_VISIBLE_DEVICES hides it)"
 
+    def check_alive(self) -> None:
+        """A device that was lost stays lost in this process."""
+        if self._lost is not None:
+            raise NoResult(f"the device was lost earlier: {self._lost}")
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Wait for the kernels; an exhausted or lost device is nobody's verdict."""
         import torch
         from triton.runtime.errors import OutOfResources
 
-        if self._lost is not None:
-            raise NoResult(f"the device was lost earlier: {self._lost}")
+        self.check_alive()
         try:
             yield
             torch.cuda.synchronize()

@@ -50,10 +50,12 @@ class Lane(base.Lane):
         """Map arithmetic that the repaired interpreter refuses, and exhausted memory."""
         from triton.runtime.errors import InterpreterError
 
+        from mla_conformance.suites.harness.capture import posing_as_cuda
         from mla_conformance.suites.harness.interpreter_repair import refusal
 
         try:
-            yield
+            with posing_as_cuda():
+                yield
         except MemoryError as error:
             raise NoResult(f"out of memory: {error}") from error
         except InterpreterError as error:

@@ -1,8 +1,8 @@
 """vLLM's GGUF plugin (vllm-gguf-plugin), as installed: its kernels, its linear method, its name maps.
 
 Its package is entered without its ``__init__``, which only registers with vLLM's engine and needs more packages.
-Heavy imports happen when a function is called. The kernels' launchers insist on ``is_cuda`` tensors: the emulator
-says so of CPU tensors, and :func:`on_cpu` does for Triton's interpreter.
+Heavy imports happen when a function is called. The kernels' launchers insist on ``is_cuda`` tensors, which the lanes
+without a GPU say of those on the CPU.
 """
 
 from __future__ import annotations
@@ -99,13 +99,6 @@ def _library_path() -> Path | None:
     spec = importlib.util.find_spec(PLUGIN) if PLUGIN not in sys.modules else None
     folders = spec.submodule_search_locations if spec else sys.modules[PLUGIN].__path__
     return next((file for folder in folders or () for file in sorted(Path(folder).glob("_C_gguf*.so"))), None)
-
-
-@contextmanager
-def on_cpu() -> Iterator[None]:
-    """Let the plugin's launchers take CPU tensors, for Triton's interpreter."""
-    with patch.object(torch.Tensor, "is_cuda", property(lambda tensor: True)):
-        yield
 
 
 def dequantize(data: Tensor, quant: str, columns: int, dtype: torch.dtype, backend: Backend | None = None) -> Tensor:

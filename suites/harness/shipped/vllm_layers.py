@@ -85,9 +85,9 @@ class Linear:
     dtype: str = "float32"
 
     def quant(self, shard: ShardId) -> str:
-        """Type of a shard; of the first one for an id that stands for several."""
+        """Type of a shard; of the first one for an id that stands for several, of the last for one beyond the layer."""
         if isinstance(shard, int):
-            return self.quants[shard]
+            return self.quants[min(shard, len(self.quants) - 1)]
         return self.quants[QKV.index(shard)] if isinstance(shard, str) else self.quants[0]
 
 
