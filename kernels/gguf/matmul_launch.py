@@ -37,7 +37,7 @@ class MatmulConfig(NamedTuple):
 _HALF = MatmulConfig(block_n=32, step=64, programs_per_sm=16)
 _FP32 = MatmulConfig(block_n=16, step=64, programs_per_sm=14)
 # Blocks at worse addresses than their size allows take more loads and registers.
-_IRREGULAR = MatmulConfig(block_n=16, step=64, programs_per_sm=16)
+_NARROW = MatmulConfig(block_n=16, step=64, programs_per_sm=16)
 # Formats that take at most 96 registers, and those that take more than 128, with any of the checked compilers.
 _LIGHT = ("Q8_0", "Q8_1", "Q8_K", "Q1_0", "IQ1_S", "IQ3_XXS", "TQ1_0", "TQ2_0", "NVFP4")
 _HEAVY = ("F32", "Q5_0", "IQ4_NL", "MXFP4")
@@ -53,8 +53,10 @@ FORMAT_CONFIGS: dict[tuple[Family, str, str], MatmulConfig] = {
     for quants, programs in ((_LIGHT, 20), (_HEAVY, 14))
     for quant in quants
 }
+# Triton 3.8 spills a register with the wide tile.
+FORMAT_CONFIGS[SM100, "half", "IQ2_S"] = _NARROW
 # By kind, for any target and format.
-IRREGULAR_CONFIGS = {"half": _IRREGULAR, "fp32": _FP32}
+IRREGULAR_CONFIGS = {"half": _NARROW, "fp32": _FP32}
 
 # The run of columns (see matmul_triton.py) that the compiler gives a lane. It derives it from a format's decoding, and
 # not every version derives the same; a check of the compiled kernels finds exchanges between lanes where this is wrong.

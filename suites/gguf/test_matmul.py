@@ -11,7 +11,7 @@ from mla_conformance.suites.harness.problems import GGUFMatmulProblem
 from mla_conformance.suites.harness.problems.gguf import QUANTS
 from mla_conformance.suites.harness.subject import Subject
 
-BASE = GGUFMatmulProblem(quant="Q4_K", rows=37, columns=512, tokens=2)
+BASE = GGUFMatmulProblem(quant="Q8_0", rows=37, columns=512, tokens=2)
 ALL = [BASE.replace(quant=quant, dtype="bfloat16", columns=256) for quant in QUANTS]
 COUNTS = [1, 2, 3, 6, 7, 8, 9, 15, 16, 17, 33]
 """Around every number of tokens at which a shipped launcher changes its kernel."""
@@ -34,7 +34,7 @@ def test_drawn_products_are_within_the_derived_bound(subject: Subject, problem: 
 
 
 @pytest.mark.requirement("GGUF-MUL-02")
-@pytest.mark.parametrize("quant", ["Q4_K", "Q8_0", "IQ4_XS"])
+@pytest.mark.parametrize("quant", ["Q4_K", "Q8_0"])
 @pytest.mark.parametrize("tokens", COUNTS)
 def test_any_number_of_tokens(subject: Subject, tokens: int, quant: str) -> None:
     """Both sides of every switch between kernels."""
@@ -64,7 +64,7 @@ def test_any_layout_and_size(subject: Subject, problem: GGUFMatmulProblem) -> No
 
 
 @pytest.mark.requirement("GGUF-MUL-05")
-@pytest.mark.parametrize("quant", ["Q4_K", "Q8_0", "IQ4_XS"])
+@pytest.mark.parametrize("quant", ["Q4_K", "Q8_0"])
 @pytest.mark.parametrize("tokens", [2, 9, 16])
 def test_neighbours_change_no_bit(subject: Subject, tokens: int, quant: str) -> None:
     """The first token's result is the same alone and among others."""

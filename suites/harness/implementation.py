@@ -47,7 +47,10 @@ class Implementation(ABC):
     """How reports, the ledger and ``--impl`` call it."""
 
     compiles_kernels: ClassVar[bool] = True
-    """Whether it launches Triton kernels, which the compile lane can look at."""
+    """Whether it launches Triton kernels."""
+
+    in_compile_lane: ClassVar[bool] = True
+    """Whether the compile lane looks at them."""
 
     invalid_pages: ClassVar[str | None] = None
     """What it documents for a used page id outside the cache: ``"nan"`` (that row is NaN), ``"refused"``

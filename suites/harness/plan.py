@@ -64,7 +64,7 @@ class Plan:
             Compiler(spec, impl, lane, TARGETS[target])
             for lane in found
             for spec, impl in self.implementations.items()
-            if impl.compiles_kernels and impl.offers(operation)
+            if impl.compiles_kernels and impl.in_compile_lane and impl.offers(operation)
             for target in self.asked_targets or COMPILED_TARGETS
         ]
 

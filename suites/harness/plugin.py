@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from mla_conformance.suites.harness import collection, ledger, plan, report, requirements
 from mla_conformance.suites.harness.errors import BadUse, Unsupported
@@ -20,7 +20,9 @@ _COMMON: dict[str, Any] = {
     # One failure at a time: a group of them would be none that the ledger can expect.
     "report_multiple_bugs": False,
 }
-settings.register_profile("pr", max_examples=6, derandomize=True, database=None, **_COMMON)
+# The gate of a pull request says that something fails; the longer profiles look for the smallest problem that does.
+_NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+settings.register_profile("pr", max_examples=6, derandomize=True, database=None, phases=_NO_SHRINKING, **_COMMON)
 settings.register_profile("main", max_examples=20, derandomize=True, database=None, **_COMMON)
 settings.register_profile("nightly", max_examples=200, **(_COMMON | {"print_blob": True}))
 

@@ -35,10 +35,14 @@ class Adapter(Implementation):
     """
 
     name = "gguf_plugin"
+    # They take five minutes for all types and targets; what they spill is in docs/findings.md.
+    in_compile_lane = False
 
     def version(self) -> str:
-        """The plugin's version."""
-        return shipped.plugin_version()
+        """The plugin's version, and that of its compiled library if another release's is used."""
+        plugin = shipped.plugin_version()
+        library = shipped.library_version().rpartition(" ")[2] if _has_cuda_kernels() else plugin
+        return plugin if library == plugin else f"{plugin} with the library of {library}"
 
     def declines(self, problem: Problem) -> str | None:
         """Decline types that the plugin does not name, and layouts that it never makes."""
@@ -53,15 +57,9 @@ class Adapter(Implementation):
             return f"layout={problem.layout}: its weights are contiguous"
         if isinstance(problem, GGUFDequantizeProblem) and problem.quant in PLAIN:
             return f"quant={problem.quant}: the plugin never dequantises it"
-        if (
-            isinstance(problem, GGUFDequantizeProblem)
-            and problem.rows * problem.columns >= 2**31
-            and not _has_cuda_kernels()
-        ):
-            return (
-                "its Triton kernels count in 32 bits: a wild access, which would take the device with it (findings.md)"
-            )
-        if isinstance(problem, GGUFMatmulProblem) and problem.rows == 0:
+        if isinstance(problem, GGUFDequantizeProblem) and problem.rows * problem.columns >= 2**31:
+            return "it counts elements in 32 bits, and may take the device with it: see docs/findings.md"
+        if isinstance(problem, GGUFDequantizeProblem | GGUFMatmulProblem) and problem.rows == 0:
             return "rows=0: its layers have rows"
         if isinstance(problem, GGUFMatmulProblem) and problem.quant in PLAIN and problem.dtype != NAMES[problem.quant]:
             return f"quant={problem.quant}: vLLM holds plain weights in the activations' dtype"

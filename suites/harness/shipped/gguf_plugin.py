@@ -48,7 +48,22 @@ def part(name: str) -> Any:
         if os.environ.get(LIBRARY_VARIABLE):
             # Two libraries cannot register the same operations in one process.
             sys.modules[f"{PLUGIN}._C_gguf"] = None  # type: ignore[assignment]
+    if not name.startswith(("ops", "triton")):
+        _let_vllm_do_without_its_library()
     return importlib.import_module(f"{PLUGIN}.{name}")
+
+
+@functools.cache
+def _let_vllm_do_without_its_library() -> None:
+    """Where vLLM sees a GPU but has no compiled library, tell it of no platform: its layers ask the library otherwise.
+
+    Modules of vLLM that are imported already keep the platform that they found.
+    """
+    from vllm import platforms
+    from vllm.platforms.interface import UnspecifiedPlatform
+
+    if platforms.current_platform.is_cuda() and not hasattr(torch.ops._C, "cutlass_scaled_mm_supports_block_fp8"):
+        platforms._current_platform = UnspecifiedPlatform()
 
 
 @functools.cache
