@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,8 +12,8 @@ from mla_conformance.suites.corpus.case import Case, draw
 from mla_conformance.suites.harness import implementation
 from mla_conformance.suites.harness.cases import build
 from mla_conformance.suites.harness.problems import MLADecodeProblem
+from mla_conformance.suites.harness.shipped import gguf_plugin
 
-PLUGIN = "vllm_gguf_plugin"
 GGUF_TYPES = {
     "q4_0": (2, 32, 18, (0,)), "q4_1": (3, 32, 20, (0, 2)), "q5_0": (6, 32, 22, (0,)), "q5_1": (7, 32, 24, (0, 2)),
     "q8_0": (8, 32, 34, (0,)), "q8_1": (9, 32, 36, (0, 2)), "q2_k": (10, 256, 84, (80, 82)),
@@ -111,18 +107,8 @@ def quantised(name: str, rows: int, width: int, device: torch.device) -> Tensor:
 
 
 def plugin(part: str) -> Any:
-    """Import ``triton/<part>/interface.py`` of vLLM's GGUF plugin without the plugin's ``__init__``.
-
-    The ``__init__`` imports transformers and registers with vLLM; a bare module with its path stands in for it.
-    """
-    if PLUGIN not in sys.modules:
-        spec = importlib.util.find_spec(PLUGIN)
-        if spec is None:
-            raise ModuleNotFoundError(f"{PLUGIN} is not installed: pip install --no-deps vllm-gguf-plugin")
-        package = ModuleType(PLUGIN)
-        package.__path__ = list(spec.submodule_search_locations or ())
-        sys.modules[PLUGIN] = package
-    return importlib.import_module(f"{PLUGIN}.triton.{part}.interface")
+    """Import ``triton/<part>/interface.py`` of vLLM's GGUF plugin without the plugin's ``__init__``."""
+    return gguf_plugin.part(f"triton.{part}.interface")
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -16,11 +16,12 @@ import triton.language as tl
 
 from mla_conformance.suites.corpus import kernels, kernels_dot
 from mla_conformance.suites.corpus.case import blank, draw
-from mla_conformance.suites.corpus.launches_models import GGUF_TYPES, PLUGIN, plugin, quantised
+from mla_conformance.suites.corpus.launches_models import GGUF_TYPES, plugin, quantised
 from mla_conformance.suites.emulator import Run, emulate, run_ptx
 from mla_conformance.suites.harness import implementation
 from mla_conformance.suites.harness.cases import build
 from mla_conformance.suites.harness.problems import MLADecodeProblem
+from mla_conformance.suites.harness.shipped import gguf_plugin
 from mla_conformance.suites.selfcheck.emulator.builds import Build, copied, write
 
 CPU = torch.device("cpu")
@@ -97,7 +98,7 @@ LAUNCHERS: dict[str, tuple[Callable[[], object], int]] = {
 def main(folder: Path) -> None:
     """Write every build of which the packages are installed."""
     for name, (launcher, index) in LAUNCHERS.items():
-        if not name.startswith("gguf") or importlib.util.find_spec(PLUGIN) is not None:
+        if not name.startswith("gguf") or importlib.util.find_spec(gguf_plugin.PLUGIN) is not None:
             write(captured(launcher)[index], folder / f"{name}.safetensors")
 
 
