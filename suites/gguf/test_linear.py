@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
@@ -181,7 +182,7 @@ def test_layers_of_real_models(subject: Subject, problem: GGUFLinearProblem) -> 
 
 
 def _names(words: str, *wanted: str) -> None:
-    """The words of a refusal name all that is ``wanted``."""
-    absent = [text for text in wanted if text not in words]
+    """The words of a refusal name all that is ``wanted``, numbers as whole ones."""
+    absent = [text for text in wanted if not re.search(rf"(?<!\d){re.escape(text)}(?!\d)", words)]
     if absent:
         raise Mismatch(f"the refusal does not name {', '.join(absent)}: {words}")

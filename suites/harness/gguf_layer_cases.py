@@ -73,20 +73,21 @@ class NamesCase:
 def build_linear(problem: GGUFLinearProblem, device: torch.device | str = "cpu") -> LinearCase:
     """Draw the shards and the activations of ``problem`` on ``device``."""
     generator = torch.Generator().manual_seed(problem.seed)
-    shards = [
-        blocks.draw(quant, rows, problem.columns, "moderate", generator).to(device) for quant, rows in problem.shards
-    ]
+    drawn = [blocks.draw(quant, rows, problem.columns, "moderate", generator) for quant, rows in problem.shards]
+    buffers = [_guarded(f"shard {i}", data, device) for i, data in enumerate(drawn)]
+    shards = [buffer.view for buffer in buffers]
     quants = [quant for quant, _ in problem.shards]
     arrivals = []
     for shard_id in problem.arrivals:
         members = [shards[i] for i in _members(shard_id, len(shards))]
         first = _members(shard_id, len(shards))[0]
-        arrivals.append(Arrival(shard_id, quants[first], torch.cat(members)))
+        arrivals.append(Arrival(shard_id, quants[first], members[0] if len(members) == 1 else torch.cat(members)))
     x = torch.randn(problem.tokens, problem.columns, dtype=torch.float64, generator=generator)
     if problem.layer == "row":
         width = problem.local_columns
         x = x[:, problem.rank * width : (problem.rank + 1) * width]
-    return LinearCase(problem, shards, arrivals, x.to(getattr(torch, problem.dtype)).contiguous().to(device))
+    buffers.append(_guarded("x", x.to(getattr(torch, problem.dtype)), device))
+    return LinearCase(problem, shards, arrivals, buffers[-1].view, buffers)
 
 
 def build_kv_b(problem: GGUFKvBProblem, device: torch.device | str = "cpu") -> KvBCase:
@@ -99,14 +100,15 @@ def build_kv_b(problem: GGUFKvBProblem, device: torch.device | str = "cpu") -> K
         problem.kv_lora_rank,
     )
 
-    def draw(quant: str, rows: int, columns: int) -> Tensor:
-        return blocks.draw(quant, rows, columns, "moderate", generator).to(device)
+    def draw(name: str, quant: str, rows: int, columns: int) -> Buffer:
+        return _guarded(name, blocks.draw(quant, rows, columns, "moderate", generator), device)
 
     if problem.form == "fused":
-        return KvBCase(problem, [draw(problem.quants[0], heads * (nope + v), latent)])
-    k_b = draw(problem.quants[0], heads * latent, nope)
-    v_b = draw(problem.quants[1], heads * v, latent)
-    return KvBCase(problem, [k_b.view(heads, latent, -1), v_b.view(heads, v, -1)])
+        buffers = [draw("kv_b", problem.quants[0], heads * (nope + v), latent)]
+        return KvBCase(problem, [buffers[0].view], buffers)
+    k_b = draw("k_b", problem.quants[0], heads * latent, nope)
+    v_b = draw("v_b", problem.quants[1], heads * v, latent)
+    return KvBCase(problem, [k_b.view.view(heads, latent, -1), v_b.view.view(heads, v, -1)], [k_b, v_b])
 
 
 def build_names(problem: GGUFNamesProblem, device: torch.device | str = "cpu") -> NamesCase:
@@ -115,6 +117,15 @@ def build_names(problem: GGUFNamesProblem, device: torch.device | str = "cpu") -
     if problem.layers:
         model = model._replace(config=model.config | {"num_hidden_layers": problem.layers})
     return NamesCase(problem, model, gguf_tensors(model, split_kv_b=problem.split_kv_b, mtp=problem.mtp))
+
+
+def _guarded(name: str, tensor: Tensor, device: torch.device | str) -> Buffer:
+    """``tensor`` on ``device``, contiguous, among bytes that nothing may write, as it may not be itself."""
+    buffer = Buffer.allocate(name, tuple(tensor.shape), (tensor.shape[1], 1), tensor.dtype, fill=float(0x7F))
+    buffer.view.copy_(tensor)
+    placed = buffer.to(torch.device(device))
+    placed.guard()
+    return placed
 
 
 def _members(shard_id: object, count: int) -> list[int]:
