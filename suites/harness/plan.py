@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from dataclasses import dataclass, field
@@ -46,17 +47,18 @@ class Plan:
     device: str
     absent: list[str] = field(default_factory=list)
     """Why default implementations are not part of the run."""
+    _versions: dict[str, str] = field(default_factory=dict)
 
-    def subjects(self, operation: str) -> list[Subject]:
-        """Every implementation that offers ``operation``, in the lane that executes kernels."""
+    def subjects(self, operations: set[str]) -> list[Subject]:
+        """Every implementation that offers ``operations``, in the lane that executes kernels."""
         from mla_conformance.suites.harness.subject import Subject
 
         executing = [made for lane in self.lanes if lane.executes for made in lane.for_targets(self.asked_targets)]
-        offering = [impl for impl in self.implementations.values() if impl.offers(operation)]
+        offering = [impl for impl in self.implementations.values() if all(map(impl.offers, operations))]
         return [Subject(impl, lane) for lane in executing for impl in offering]
 
-    def compilers(self, operation: str) -> list[Compiler]:
-        """Every implementation with kernels for ``operation``, for every target, if the compile lane was asked for."""
+    def compilers(self, operations: set[str]) -> list[Compiler]:
+        """Every implementation with kernels for ``operations``, for every target, if the compile lane was asked for."""
         from mla_conformance.suites.harness.compiler import Compiler
 
         found = [lane for lane in self.lanes if not lane.executes]
@@ -64,15 +66,26 @@ class Plan:
             Compiler(spec, impl, lane, TARGETS[target])
             for lane in found
             for spec, impl in self.implementations.items()
-            if impl.compiles_kernels and impl.in_compile_lane and impl.offers(operation)
+            if impl.compiles_kernels and impl.in_compile_lane and all(map(impl.offers, operations))
             for target in self.asked_targets or COMPILED_TARGETS
         ]
 
     def applies(self, expectation: Expectation, implementation: Implementation, lane: Lane) -> bool:
         """Whether the ledger entry speaks of this implementation in this lane, on this device, with this Triton."""
         return expectation.covers(
-            implementation.name, implementation.version(), lane.name, self.device, version("triton")
+            implementation.name, self.version_of(implementation), lane.name, self.device, self.triton
         )
+
+    @functools.cached_property
+    def triton(self) -> str:
+        """Version of Triton."""
+        return version("triton")
+
+    def version_of(self, implementation: Implementation) -> str:
+        """Its version, asked once: every test is held against every entry of the ledger."""
+        if implementation.name not in self._versions:
+            self._versions[implementation.name] = implementation.version()
+        return self._versions[implementation.name]
 
     def spec_of(self, implementation: str) -> str:
         """The ``--impl`` text that named an implementation."""

@@ -91,10 +91,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each conformance test the implementations that offer its operation."""
     made = metafunc.config.stash[plan.KEY]
-    choices: dict[str, Callable[[str], list[Any]]] = {"subject": made.subjects, "compiler": made.compilers}
+    choices: dict[str, Callable[[set[str]], list[Any]]] = {"subject": made.subjects, "compiler": made.compilers}
     for name in collection.CONFORMANCE_ARGUMENTS:
         if name in metafunc.fixturenames:
-            values = choices[name](collection.operation_of(metafunc.definition, made))
+            values = choices[name](collection.operations_of(metafunc.definition, made))
             metafunc.parametrize(name, values, ids=[value.id for value in values])
 
 

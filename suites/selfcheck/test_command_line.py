@@ -30,7 +30,10 @@ cases = ["no_such_test:*"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--impl", "nobody"], "--impl nobody: unknown; use kernels, reference, vllm, or package.module:Class"),
+        (
+            ["--impl", "nobody"],
+            "--impl nobody: unknown; use ggml, gguf_plugin, gguf_py, kernels, reference, vllm, vllm_0_16, or package",
+        ),
         (["--impl", "no.such.module:Adapter"], "--impl no.such.module:Adapter: cannot be imported"),
         (["--impl", f"{BROKEN}:Nothing"], "has no attribute 'Nothing'"),
         (["--impl", "json:JSONDecoder"], "does not derive from Implementation"),

@@ -255,10 +255,11 @@ def absorbed(
     Raises:
         ShippedError: shipped code raised.
     """
+    shipped = method()  # before vLLM's attention is imported: it sees to it that vLLM can be
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention, set_default_quant_scales
 
     rows = heads * (nope + v)
-    layer = vllm_layers.make(method(), Linear("column", latent, (rows,), (quant,)), data.device)
+    layer = vllm_layers.make(shipped, Linear("column", latent, (rows,), (quant,)), data.device)
     vllm_layers.load(layer, {None: data})
     attention = MLAAttention.__new__(MLAAttention)
     torch.nn.Module.__init__(attention)
