@@ -37,6 +37,15 @@ def space_of(builder: Builder, ins: Instruction) -> str:
     return space
 
 
+def _elements(builder: Builder, ins: Instruction, text: str) -> tuple[str, ...]:
+    """The registers of the operand ``text``, as many as the opcode's vector has."""
+    elements = builder.vector(text)
+    count = next((_VECTORS[part] for part in ins.parts if part in _VECTORS), 1)
+    if len(elements) != count:
+        raise PTXError(f"PTX line {ins.line}: {ins.opcode} takes {count} registers, not {text}: `{ins.text}`")
+    return elements
+
+
 class _Access:
     """Where one load or store goes: ``count`` elements of ``dtype`` a lane, in any state space."""
 
@@ -103,7 +112,7 @@ def load(builder: Builder, ins: Instruction) -> Step:
     if space == "param":
         local = _call_parameter(builder, ins.operands[1])
         return _move(builder, ins.operands[0], local, type_) if local else _parameter(builder, ins, type_)
-    targets = [builder.destination(text, type_) for text in builder.vector(ins.operands[0])]
+    targets = [builder.destination(text, type_) for text in _elements(builder, ins, ins.operands[0])]
     access = _Access(builder, ins, builder.address(ins.operands[1]), type_, len(targets))
     machine, dtype, count = builder.machine, access.dtype, access.count
 
@@ -133,7 +142,7 @@ def _parameter(builder: Builder, ins: Instruction, type_: str) -> Step:
         raise builder.unsupported("parameter address")
     raw = builder.parameters[found[1]].view("u1")
     start, size = int(found[2] or 0), dtype_of(type_).itemsize
-    targets = [builder.destination(text, type_) for text in builder.vector(ins.operands[0])]
+    targets = [builder.destination(text, type_) for text in _elements(builder, ins, ins.operands[0])]
     if start + size * len(targets) > len(raw):
         raise PTXError(f"PTX line {ins.line}: {found[1]} has {len(raw)} bytes: `{ins.text}`")
     values = [raw[start + i * size : start + (i + 1) * size].view(dtype_of(type_)) for i in range(len(targets))]
@@ -167,7 +176,7 @@ def store(builder: Builder, ins: Instruction) -> Step:
         if not local:
             raise builder.unsupported("parameter address")
         return _move(builder, local, ins.operands[1], type_)
-    sources = [builder.lanes(text, type_) for text in builder.vector(ins.operands[1])]
+    sources = [builder.lanes(text, type_) for text in _elements(builder, ins, ins.operands[1])]
     access = _Access(builder, ins, builder.address(ins.operands[0]), type_, len(sources))
     machine = builder.machine
 

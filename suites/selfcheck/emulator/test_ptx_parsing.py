@@ -205,6 +205,12 @@ def test_what_is_not_implemented_is_named(body: str, message: str) -> None:
         run_ptx(module(body), (1,), [])
 
 
+def test_a_vector_has_as_many_registers_as_its_opcode_says() -> None:
+    """A damaged text may have lost a brace; the access would be another one."""
+    with pytest.raises(PTXError, match=r"PTX line 11: st\.shared\.v4\.b32 takes 4 registers, not %r: "):
+        run_ptx(module(".reg .b32 %r; st.shared.v4.b32 [%r], %r;"), (1,), [])
+
+
 @pytest.mark.parametrize(
     "grid", [(), (1, 1, 1, 1), (-1,), (1, -2), (2**40,), (2**20, 2**20), (1.5,), ("x",), None], ids=repr
 )
