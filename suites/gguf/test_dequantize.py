@@ -7,7 +7,8 @@ import torch
 
 from mla_conformance.reference.gguf import dequantize
 from mla_conformance.suites.harness.drawing import dequantize_problems, drawn, listed
-from mla_conformance.suites.harness.gguf_judge import check_dequantised, check_exact
+from mla_conformance.suites.harness.gguf_judge import check_dequantised
+from mla_conformance.suites.harness.judge import check_exact
 from mla_conformance.suites.harness.problems import POISONS, GGUFDequantizeProblem
 from mla_conformance.suites.harness.problems.gguf import QUANTS
 from mla_conformance.suites.harness.subject import Subject

@@ -6,7 +6,8 @@ import pytest
 
 from mla_conformance.suites.harness.drawing import drawn, listed, matmul_problems
 from mla_conformance.suites.harness.errors import Mismatch
-from mla_conformance.suites.harness.gguf_judge import check_exact, check_product
+from mla_conformance.suites.harness.gguf_judge import check_product
+from mla_conformance.suites.harness.judge import check_exact
 from mla_conformance.suites.harness.problems import GGUFMatmulProblem
 from mla_conformance.suites.harness.problems.gguf import QUANTS
 from mla_conformance.suites.harness.subject import Subject

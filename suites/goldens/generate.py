@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mla_conformance.suites.goldens import FOLDER, PROVENANCE, GoldenError, load
+from mla_conformance.suites.goldens.comparison import describe_differences
 
 REQUIRED_ENVIRONMENT = {
     "ATEN_CPU_CAPABILITY": "default",
@@ -203,20 +204,7 @@ def differences(case: Case) -> list[str]:
         return [str(error)]
     tensors, provenance = generate(case)
     fresh = tensors_from_bytes(to_bytes(tensors, provenance))
-    found = []
-    for key in sorted(provenance.keys() | stored_provenance.keys()):
-        if key not in VERSION_KEYS and provenance.get(key) != stored_provenance.get(key):
-            found.append(f"metadata {key}: {stored_provenance.get(key)} stored, {provenance.get(key)} now")
-    for name in sorted(fresh.keys() | stored.keys()):
-        if name not in fresh or name not in stored:
-            found.append(f"tensor {name}: {'only stored' if name in stored else 'not stored'}")
-        elif stored[name].shape != fresh[name].shape or stored[name].dtype != fresh[name].dtype:
-            found.append(f"tensor {name}: another shape or dtype")
-        elif not torch.equal(stored[name].view(torch.int64), fresh[name].view(torch.int64)):
-            largest = (stored[name] - fresh[name]).abs().max().item()
-            count = int((stored[name] != fresh[name]).sum())
-            found.append(f"tensor {name}: {count} of {fresh[name].numel()} elements differ, at most {largest:.3e}")
-    return found
+    return describe_differences(stored, stored_provenance, fresh, provenance, VERSION_KEYS)
 
 
 def write_all() -> None:

@@ -32,6 +32,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from mla_conformance.suites.goldens import FOLDER, GoldenError
+from mla_conformance.suites.goldens.comparison import describe_differences
 
 NAME = "gguf_quantised"
 PATH = FOLDER / f"{NAME}.safetensors"
@@ -207,19 +208,7 @@ def differences() -> list[str]:
     tensors, provenance = generate()
     content = PATH.read_bytes()
     stored, stored_provenance = tensors_from_bytes(content), read_provenance(content)
-    found = []
-    for key in sorted(provenance.keys() | stored_provenance.keys()):
-        if key not in VERSION_KEYS and provenance.get(key) != stored_provenance.get(key):
-            found.append(f"metadata {key}: {stored_provenance.get(key)} stored, {provenance.get(key)} now")
-    for name in sorted(tensors.keys() | stored.keys()):
-        if name not in tensors or name not in stored:
-            found.append(f"tensor {name}: {'only stored' if name in stored else 'not stored'}")
-        elif stored[name].shape != tensors[name].shape or stored[name].dtype != tensors[name].dtype:
-            found.append(f"tensor {name}: another shape or dtype")
-        elif not torch.equal(stored[name].view(torch.uint8), tensors[name].view(torch.uint8)):
-            count = int((stored[name] != tensors[name]).sum())
-            found.append(f"tensor {name}: {count} of {tensors[name].numel()} elements differ")
-    return found
+    return describe_differences(stored, stored_provenance, tensors, provenance, VERSION_KEYS)
 
 
 def read_provenance(content: bytes) -> dict[str, Any]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from mla_conformance.reference.matmul_tolerance import matmul_bound
 from mla_conformance.suites.harness.errors import Mismatch
 from mla_conformance.suites.harness.gguf_outcomes import DequantizeOutcome, KvBOutcome, ProductOutcome
-from mla_conformance.suites.harness.judge import check_equal_bits, worst
-
-_BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+from mla_conformance.suites.harness.judge import check_equal_bits, check_exact, judge_error
 
 
 def check_dequantised(outcome: DequantizeOutcome) -> None:
@@ -35,23 +30,4 @@ def check_product(outcome: ProductOutcome) -> None:
         raise Mismatch(f"the result has shape {tuple(outcome.out.shape)}, not {tuple(expected.shape)}")
     bound = matmul_bound(x, weight, outcome.arithmetic, weight_parts=outcome.weight_parts())
     error = (outcome.out.double() - expected).abs()
-    wrong = ~(error <= bound.out)  # also where the error is NaN
-    ratio = torch.where(error == 0, 0.0, error / bound.out.clamp_min(torch.finfo(torch.float64).tiny))
-    largest = float(ratio.nan_to_num(torch.inf).max()) if ratio.numel() else 0.0
-    outcome.record.note_error("product", largest, bound.terms)
-    if wrong.any():
-        raise Mismatch(
-            f"product: {int(wrong.sum())} of {wrong.numel()} elements are out of bounds, "
-            f"the worst by a factor of {largest:.3g}\n{worst(outcome.out, expected, bound.out)}"
-        )
-
-
-def check_exact(actual: Tensor, expected: Tensor, what: str) -> None:
-    """Two tensors have the same dtype, shape and bits, the sign of zero included; every NaN counts as the same."""
-    __tracebackhide__ = True
-    if actual.dtype != expected.dtype or actual.shape != expected.shape:
-        raise Mismatch(f"{what}: {actual.dtype} {tuple(actual.shape)} against {expected.dtype} {tuple(expected.shape)}")
-    bits = _BITS[actual.dtype]
-    same = (actual.contiguous().view(bits) == expected.contiguous().view(bits)) | (actual.isnan() & expected.isnan())
-    if not same.all():
-        raise Mismatch(f"{what}: {int((~same).sum())} of {same.numel()} elements differ\n{worst(actual, expected)}")
+    judge_error(outcome.record, "product", error, bound.out, outcome.out, expected, bound.terms)

@@ -111,16 +111,8 @@ class KvBOutcome:
     record: Record
 
     def expected(self) -> tuple[Tensor, Tensor]:
-        """Both by definition: per head the rows of kv_b, nope first; rounded once to the problem's dtype."""
-        problem, tensors = self.case.problem, self.case.tensors
-        if problem.form == "fused":
-            kv_b = dequantize(tensors[0], problem.quants[0])
-        else:
-            k_b, v_b = (dequantize(data, quant) for data, quant in zip(tensors, problem.quants, strict=True))
-            kv_b = fused_linear.kv_b_from_split(k_b, v_b)
-        w_uk, w_uv = split_kv_b(kv_b, problem.heads, problem.qk_nope_head_dim, problem.v_head_dim)
-        dtype = getattr(torch, problem.dtype)
-        return w_uk.to(dtype), w_uv.transpose(1, 2).to(dtype)
+        """Both by definition."""
+        return absorbed_weights(self.case)
 
 
 @dataclass
@@ -151,6 +143,19 @@ def local_weight(problem: GGUFLinearProblem, whole: list[Tensor]) -> Tensor:
             for shard, count in zip(whole, heads, strict=True)
         ]
     )
+
+
+def absorbed_weights(case: KvBCase) -> tuple[Tensor, Tensor]:
+    """``W_UK`` and ``W_UV`` by definition: per head the rows of kv_b, nope first; rounded once."""
+    problem, tensors = case.problem, case.tensors
+    if problem.form == "fused":
+        kv_b = dequantize(tensors[0], problem.quants[0])
+    else:
+        k_b, v_b = (dequantize(data, quant) for data, quant in zip(tensors, problem.quants, strict=True))
+        kv_b = fused_linear.kv_b_from_split(k_b, v_b)
+    w_uk, w_uv = split_kv_b(kv_b, problem.heads, problem.qk_nope_head_dim, problem.v_head_dim)
+    dtype = getattr(torch, problem.dtype)
+    return w_uk.to(dtype), w_uv.transpose(1, 2).to(dtype)
 
 
 def dequantize_outcome(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from mla_conformance.suites.harness.errors import Mismatch
 from mla_conformance.suites.harness.outcomes import Outcome
+from mla_conformance.suites.harness.record import Record
 
 WORST_SHOWN = 8
 
@@ -39,11 +42,26 @@ def check_within(outcome: Outcome, quantity: str, row: int, actual: Tensor, expe
 
 
 def check_equal_bits(actual: Tensor, expected: Tensor, what: str) -> None:
-    """Two tensors have the same dtype, shape and bits (every NaN counts as the same number)."""
+    """Two tensors have the same dtype, shape and bits, but for the sign of zero; every NaN counts as the same."""
+    __tracebackhide__ = True
+    _check_same(actual, expected, what, torch.eq)
+
+
+def check_exact(actual: Tensor, expected: Tensor, what: str) -> None:
+    """As :func:`check_equal_bits`, and bit for bit, so that zeros have the same sign."""
+    __tracebackhide__ = True
+    _check_same(actual, expected, what, lambda a, b: _bits(a) == _bits(b))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def _check_same(actual: Tensor, expected: Tensor, what: str, equal: Callable[[Tensor, Tensor], Tensor]) -> None:
     __tracebackhide__ = True
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         raise Mismatch(f"{what}: {actual.dtype} {tuple(actual.shape)} against {expected.dtype} {tuple(expected.shape)}")
-    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    same = equal(actual, expected) | (actual.isnan() & expected.isnan())
     if not same.all():
         raise Mismatch(f"{what}: {int((~same).sum())} of {same.numel()} elements differ\n{worst(actual, expected)}")
 
@@ -70,13 +88,28 @@ def _judge(
     terms: dict[str, float],
 ) -> None:
     __tracebackhide__ = True
+    judge_error(outcome.record, quantity, error, bound, actual, expected, terms, where=f" of request {row}")
+
+
+def judge_error(
+    record: Record,
+    quantity: str,
+    error: Tensor,
+    bound: Tensor,
+    actual: Tensor,
+    expected: Tensor,
+    terms: dict[str, float],
+    where: str = "",
+) -> None:
+    """Note the largest error over its bound for ``quantity``, and raise Mismatch if one is beyond it."""
+    __tracebackhide__ = True
     wrong = ~(error <= bound)  # also where the error is NaN
     ratio = torch.where(error == 0, 0.0, error / bound.clamp_min(torch.finfo(bound.dtype).tiny))
     largest = float(ratio.nan_to_num(torch.inf).max()) if ratio.numel() else 0.0
-    outcome.record.note_error(quantity, largest, terms)
+    record.note_error(quantity, largest, terms)
     if wrong.any():
         raise Mismatch(
-            f"{quantity} of request {row}: {int(wrong.sum())} of {wrong.numel()} elements are out of bounds, "
+            f"{quantity}{where}: {int(wrong.sum())} of {wrong.numel()} elements are out of bounds, "
             f"the worst by a factor of {largest:.3g}\n{worst(actual, expected, bound)}"
         )
 

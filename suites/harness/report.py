@@ -33,15 +33,16 @@ def annotate(made: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[N
     if made.outcome == "skipped" and not xfail and not _skip_reason(made).startswith(UNSUPPORTED):
         made.outcome = "failed"
         made.longrepr = f"a conformance test may not be skipped ({_skip_reason(made)})"
+    made_plan = item.config.stash[plan.KEY]
     reasons = [mark.kwargs["reason"] for mark in item.iter_markers("xfail")]
     record = {
         "test": item.nodeid,
         "requirements": [i for mark in item.iter_markers("requirement") for i in mark.args],
         "implementation": subject.implementation.name,
-        "version": subject.implementation.version(),
+        "version": made_plan.version_of(subject.implementation),
         "lane": subject.lane.name,
         "target": subject.target_name,
-        "device": device_of(subject.lane, item.config.stash[plan.KEY].device),
+        "device": device_of(subject.lane, made_plan.device),
         "status": _status(made, call, xfail),
         "seconds": round(made.duration, 3),
         "reason": reasons[0] if xfail else _reason(made),

@@ -6,17 +6,16 @@ import importlib
 import zlib
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from gguf import quants
 from torch import Tensor
 
 from mla_conformance.kernels.gguf import FORMATS, dequantize, find
 from mla_conformance.kernels.gguf.decode import DECODE
-
-gguf = pytest.importorskip("gguf", reason="gguf-py is what the kernel is held against")
-quants = pytest.importorskip("gguf.quants")
 
 # Where a block's float16 factors lie; any other byte may have any value.
 FLOAT16_AT = {

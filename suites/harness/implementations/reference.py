@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from mla_conformance.reference import fused_linear
-from mla_conformance.reference.absorption import split_kv_b
 from mla_conformance.reference.gguf import dequantize
 from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
 from mla_conformance.reference.mla import decode_paged
@@ -14,7 +13,7 @@ from mla_conformance.reference.tolerance import Arithmetic
 from mla_conformance.suites.harness.cases import DecodeCase
 from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
 from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase
-from mla_conformance.suites.harness.gguf_outcomes import local_weight
+from mla_conformance.suites.harness.gguf_outcomes import absorbed_weights, local_weight
 from mla_conformance.suites.harness.implementation import Implementation
 from mla_conformance.suites.harness.problems import (
     GGUFDequantizeProblem,
@@ -97,9 +96,4 @@ class Adapter(Implementation):
 
     def gguf_kv_b(self, case: KvBCase) -> tuple[Tensor, Tensor]:
         """Cut kv_b by its definition, :func:`mla_conformance.reference.absorption.split_kv_b`."""
-        problem = case.problem
-        parts = [dequantize(data, quant) for data, quant in zip(case.tensors, problem.quants, strict=True)]
-        kv_b = parts[0] if problem.form == "fused" else fused_linear.kv_b_from_split(*parts)
-        w_uk, w_uv = split_kv_b(kv_b, problem.heads, problem.qk_nope_head_dim, problem.v_head_dim)
-        dtype = getattr(torch, problem.dtype)
-        return w_uk.to(dtype), w_uv.transpose(1, 2).to(dtype)
+        return absorbed_weights(case)
