@@ -32,7 +32,7 @@ class DecodeConfig(NamedTuple):
     """Launch configuration of the split kernel.
 
     Attributes:
-        block_h: Query heads a program takes (rows of both matrix products).
+        block_q: Query rows, a query token and a head each, that a program takes (rows of both matrix products).
         block_n: Tokens a program reads per step.
         num_warps: Warps a program runs on.
         num_stages: Software-pipeline depth of the token loop.
@@ -42,7 +42,7 @@ class DecodeConfig(NamedTuple):
             Other addresses and masks take registers that this configuration does not have.
     """
 
-    block_h: int
+    block_q: int
     block_n: int
     num_warps: int
     num_stages: int
@@ -93,8 +93,8 @@ _SM120_HALF_CONFIGS = (
 )
 
 # By family and by what is multiplied: "half" (bf16 or fp16, cache likewise), "fp8" (e4m3 cache, half-precision query),
-# "fp32" (float32 query, any cache). Of the configurations that the cache allows, a call takes the first whose head tile
-# holds all its heads, else the last.
+# "fp32" (float32 query, any cache). Of the configurations that the cache allows, a call takes the first whose tile
+# holds all query rows of a request, else the last.
 DECODE_CONFIGS: dict[tuple[Family, str], tuple[DecodeConfig, ...]] = {
     (SM120, "half"): _SM120_HALF_CONFIGS,
     (SM120, "fp8"): _FP8_CONFIGS,
@@ -167,7 +167,7 @@ def decode_config(
     target: GPUTarget | None,
     q_dtype: torch.dtype,
     cache_dtype: torch.dtype,
-    num_heads: int,
+    query_rows: int,
     page_size: int,
     rows_regular: bool,
 ) -> DecodeConfig:
@@ -177,7 +177,7 @@ def decode_config(
         target: As ``current_target`` returns it.
         q_dtype: float32, float16 or bfloat16.
         cache_dtype: ``q_dtype`` or float8_e4m3fn.
-        num_heads: Query heads of the call, 1 or more.
+        query_rows: Query tokens of a request times heads, 1 or more.
         page_size: Tokens a page.
         rows_regular: Whether every cache row starts on a multiple of 16 bytes, its latent part is 256 or 512 wide and
             its rotary part a power of two or 0.
@@ -187,7 +187,7 @@ def decode_config(
         for config in DECODE_CONFIGS[family_of(target), decode_kind(q_dtype, cache_dtype)]
         if not config.regular_only or (rows_regular and page_size % config.block_n == 0)
     ]
-    return next((config for config in allowed if config.block_h >= num_heads), allowed[-1])
+    return next((config for config in allowed if config.block_q >= query_rows), allowed[-1])
 
 
 def sm_count(target: GPUTarget | None, device: torch.device) -> int:
@@ -198,7 +198,7 @@ def sm_count(target: GPUTarget | None, device: torch.device) -> int:
     return DEFAULT_SM_COUNT if capability is None else SM_COUNTS.get(capability, DEFAULT_SM_COUNT)
 
 
-def choose_num_splits(config: DecodeConfig, batch: int, head_tiles: int, max_tokens: int, multiprocessors: int) -> int:
+def choose_num_splits(config: DecodeConfig, batch: int, query_tiles: int, max_tokens: int, multiprocessors: int) -> int:
     """How many splits finish first, from shapes alone: lengths live on the device and are not waited for.
 
     The GPU runs the programs in waves of as many as fit together, and a wave lasts as long as one program: the tokens
@@ -206,15 +206,15 @@ def choose_num_splits(config: DecodeConfig, batch: int, head_tiles: int, max_tok
 
     Args:
         config: Configuration of the split kernel.
-        batch: Rows of the call, 1 or more.
-        head_tiles: Head tiles a row has.
-        max_tokens: Tokens that the block table can name per row.
+        batch: Requests of the call, 1 or more.
+        query_tiles: Tiles of query rows that a request has.
+        max_tokens: Tokens that the block table can name per request.
         multiprocessors: Multiprocessors of the GPU.
 
     Returns:
         A count of at least 1.
     """
-    programs = batch * head_tiles
+    programs = batch * query_tiles
     fitting = multiprocessors * config.programs_per_sm
     most = max(1, max_tokens // MIN_TOKENS_PER_SPLIT)
 

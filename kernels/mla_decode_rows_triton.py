@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What the two kernels of ``mla_decode`` must agree on: how long a row is and where it is cut."""
+"""What the two kernels of ``mla_decode`` must agree on: how long a request is and where it is cut."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import triton.language as tl
 
 
 @triton.jit
-def row_length(seq_lens_ptr, seq_lens_stride, row, table_width, PAGE_SIZE: tl.constexpr):
-    """Tokens of a row as int32, and whether it has more than its block table can name.
+def request_length(seq_lens_ptr, seq_lens_stride, request, table_width, PAGE_SIZE: tl.constexpr):
+    """Tokens of a request as int32, and whether it has more than its block table can name.
 
-    Such a row counts as empty, so that nothing is read past the table. The comparison happens in the dtype of seq_lens:
-    narrowing first would let 2**32 + 5 pass as 5.
+    Such a request counts as empty, so that nothing is read past the table. The comparison happens in the dtype of
+    seq_lens: narrowing first would let 2**32 + 5 pass as 5.
     """
-    seq_len = tl.load(seq_lens_ptr + row.to(tl.int64) * seq_lens_stride)
+    seq_len = tl.load(seq_lens_ptr + request.to(tl.int64) * seq_lens_stride)
     too_long = seq_len > table_width * PAGE_SIZE
     usable = tl.where(too_long | (seq_len < 0), 0, seq_len)
     return usable.to(tl.int32), too_long
@@ -22,9 +22,9 @@ def row_length(seq_lens_ptr, seq_lens_stride, row, table_width, PAGE_SIZE: tl.co
 
 @triton.jit
 def tokens_per_split(seq_len, num_splits, BLOCK_N: tl.constexpr):
-    """Tokens of every split of a row but its last: the even share, rounded up to whole tiles.
+    """Tokens of every split of a request but its last: the even share, rounded up to whole tiles.
 
-    It sees the row's own length only, so what the other rows of the batch hold cannot move a cut. Whole tiles leave
-    only the row's last tile partly filled and put every tile start on a multiple of BLOCK_N.
+    It sees the request's own length only, so what the others of the batch hold cannot move a cut. Whole tiles leave
+    only the last tile partly filled and put every tile start on a multiple of BLOCK_N.
     """
     return tl.cdiv(tl.cdiv(seq_len, num_splits), BLOCK_N) * BLOCK_N

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import mmap
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,10 @@ GAP = 1 << 36
 FIRST = 1 << 42
 ALIGNMENT = 256
 """A storage keeps its real address modulo this, so that alignment is what the kernel was specialised for."""
-NOBODY = -1
+NOBODY = 0
+"""Who has written an element that no CTA wrote; CTA n is n + 1."""
+MAP_NORESERVE = 0x4000
+"""Linux: address space without a promise of memory (``mmap`` names it from Python 3.13 on)."""
 
 
 class Region:
@@ -55,18 +59,25 @@ class Region:
     def note_writes(self, starts: Array, size: int, ctas: Array) -> Array:
         """Note which CTA writes ``size`` bytes at each offset; True where another CTA has written before."""
         if self.writers is None:
-            self.writers = np.full(-(-len(self.data) // self.element), NOBODY, "i4")
+            self.writers = _untouched(-(-len(self.data) // self.element))
         if size < self.element:
             self.writers = np.repeat(self.writers, self.element // size)
             self.element = size
         per = size // self.element
         cells = (starts // self.element)[:, None] + np.arange(per)
         before = self.writers[cells]
-        self.writers[cells] = ctas[:, None]
-        foreign: Array = ((before != NOBODY) & (before != ctas[:, None])).any(1)
+        writer = ctas[:, None] + 1
+        self.writers[cells] = writer
+        foreign: Array = ((before != NOBODY) & (before != writer)).any(1)
         # Of two CTAs within this one instruction, the record keeps one; the other sees it here.
-        foreign |= (self.writers[cells] != ctas[:, None]).any(1)
+        foreign |= (self.writers[cells] != writer).any(1)
         return foreign
+
+
+def _untouched(cells: int) -> Array:
+    """NOBODY for each cell. Memory is taken where something is written: a tensor may be mostly address space."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, 4 * cells, flags=flags), "i4")
 
 
 class GlobalMemory:

@@ -28,6 +28,8 @@ _SINKS = frozenset(
     )
 )
 """Where an undefined operand matters. What ``ld`` reads besides the address is memory, which is not followed."""
+_PAIRS = frozenset(("bf16x2", "f16x2", "e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2"))
+"""What two operands are packed into, each into whole bytes. Triton packs a single value with an undefined other one."""
 _WORD = re.compile(r"%[\w.]+")
 
 
@@ -160,10 +162,13 @@ class _Shadows:
 
     def _check(self, ins: Instruction, names: Sequence[str]) -> Step:
         findings, thread = self.machine.findings, self.machine.thread
+        # A store takes the low bytes of a register that is wider.
+        stored = dtype_of(ins.parts[-1]).itemsize if ins.parts[0] == "st" else None
+        address = _WORD.findall(ins.operands[0]) if ins.operands else []
 
         def check(mask: Mask) -> None:
             for name in names:
-                shadow = self.undefined[name]
+                shadow = self.undefined[name][:, : None if name in address else stored]
                 if not shadow.any():
                     continue
                 bad = shadow.any(1) if mask is True else shadow.any(1) & mask
@@ -211,10 +216,11 @@ class _Shadows:
         if mnemonic == "mov" and operands[0].startswith("{"):
             names = self.builder.vector(operands[0])
             return lambda: self._unpacked(names, operands[1])
-        if mnemonic == "cvt" and len(operands) == 3 and ins.parts[-2] in ("bf16x2", "f16x2"):
+        if mnemonic == "cvt" and len(operands) == 3 and ins.parts[-2] in _PAIRS:
             upper, lower = operands[1:]
+            half = self.builder.register(targets[0]).dtype.itemsize // 2
             return lambda: [
-                (targets[0], np.repeat(np.concatenate([_any(self._of(t)) for t in (lower, upper)], 1), 2, 1))
+                (targets[0], np.repeat(np.concatenate([_any(self._of(t)) for t in (lower, upper)], 1), half, 1))
             ]
         if mnemonic == "prmt" and len(ins.parts) == 2 and operands[3][0].isdigit():
             return lambda: [(targets[0], self._permuted(operands, int(operands[3].rstrip("U"), 0)))]

@@ -57,6 +57,16 @@ class Buffer:
         return cls(name, storage, storage.as_strided(shape, strides, margin), writable)
 
     @classmethod
+    def gapped(
+        cls, name: str, shape: tuple[int, ...], gap: int, dtype: torch.dtype, poison: str, *, writable: bool = False
+    ) -> Buffer:
+        """Allocate poisoned, rows ``gap`` elements apart, and each outer dimension's entries another ``gap`` apart."""
+        strides = [1]
+        for size in reversed(shape[1:]):
+            strides.insert(0, size * strides[0] + gap)
+        return cls.allocate(name, shape, tuple(strides), dtype, fill=poison_value(dtype, poison), writable=writable)
+
+    @classmethod
     def reserve(
         cls, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, margin: int
     ) -> Buffer:

@@ -78,11 +78,11 @@ def build(problem: MLADecodeProblem, device: torch.device | str = "cpu") -> Deco
 
     batch, heads, _ = queries.shape
     gap = 5 if problem.layout == "gapped" else 0
-    q = _buffer("q", queries.shape, gap, queries.dtype, problem.poison)
+    q = Buffer.gapped("q", tuple(queries.shape), gap, queries.dtype, problem.poison)
     q.view.copy_(queries)
     out_shape = (batch, heads, problem.kv_lora_rank)
-    out = _buffer("out", out_shape, gap, queries.dtype, problem.poison, writable=True)
-    lse = _buffer("lse", (batch, heads), gap, torch.float32, problem.poison, writable=True)
+    out = Buffer.gapped("out", out_shape, gap, queries.dtype, problem.poison, writable=True)
+    lse = Buffer.gapped("lse", (batch, heads), gap, torch.float32, problem.poison, writable=True)
     lens = Buffer.allocate("seq_lens", (batch,), (1,), torch.int32, fill=-1)
     lens.view.copy_(torch.tensor(problem.lengths, dtype=torch.int32))
 
@@ -206,20 +206,3 @@ def _table_buffer(problem: MLADecodeProblem, entries: int) -> Buffer:
     stride = entries + (3 if problem.layout == "gapped" else 0)
     fill = UNUSED_ENTRY[problem.unused_entries]
     return Buffer.allocate("block_table", shape, (stride, 1), torch.int32, fill=fill)
-
-
-def _buffer(
-    name: str,
-    shape: torch.Size | tuple[int, ...],
-    gap: int,
-    dtype: torch.dtype,
-    poison: str,
-    *,
-    writable: bool = False,
-) -> Buffer:
-    """A buffer whose rows lie ``gap`` elements apart, and whose outermost entries lie another ``gap`` apart."""
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, size * strides[0] + gap)
-    fill = poison_value(dtype, poison)
-    return Buffer.allocate(name, tuple(shape), tuple(strides), dtype, fill=fill, writable=writable)

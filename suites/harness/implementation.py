@@ -31,13 +31,23 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
+from mla_conformance.reference.merge_tolerance import MergeArithmetic
 from mla_conformance.reference.tolerance import Arithmetic
 from mla_conformance.suites.harness import implementations
+from mla_conformance.suites.harness.cache_cases import KVCacheWriteCase
 from mla_conformance.suites.harness.cases import DecodeCase
 from mla_conformance.suites.harness.errors import BadUse
 from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
 from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase, NamesCase
-from mla_conformance.suites.harness.problems import GGUFLinearProblem, GGUFMatmulProblem, MLADecodeProblem
+from mla_conformance.suites.harness.merge_cases import MergeShardsCase, MergeStatesCase
+from mla_conformance.suites.harness.multi_token_cases import MultiTokenCase
+from mla_conformance.suites.harness.problems import (
+    GGUFLinearProblem,
+    GGUFMatmulProblem,
+    MergeShardsProblem,
+    MergeStatesProblem,
+    MLADecodeProblem,
+)
 
 
 class Implementation(ABC):
@@ -51,6 +61,12 @@ class Implementation(ABC):
 
     in_compile_lane: ClassVar[bool] = True
     """Whether the compile lane looks at them."""
+
+    without_kernels: ClassVar[frozenset[str]] = frozenset()
+    """Operations that it does without a Triton kernel, so that the compile lane has nothing to look at."""
+
+    flattens_query_tokens: ClassVar[bool] = False
+    """Whether it decodes several query tokens as requests of one, with the kernels of those."""
 
     invalid_pages: ClassVar[str | None] = None
     """What it documents for a used page id outside the cache: ``"nan"`` (that row is NaN), ``"refused"``
@@ -70,6 +86,30 @@ class Implementation(ABC):
 
     def mla_decode(self, case: DecodeCase) -> tuple[Tensor, Tensor]:
         """Run one decode; return ``case.out``, written, and the natural-log LSE [batch, heads]."""
+        raise NotImplementedError
+
+    def mla_decode_multi(self, case: MultiTokenCase) -> tuple[Tensor, Tensor]:
+        """Run one decode of several query tokens a request.
+
+        Returns:
+            ``case.out``, written, and the natural-log LSE [batch, query_tokens, heads].
+        """
+        raise NotImplementedError
+
+    def merge_arithmetic(self, problem: MergeStatesProblem | MergeShardsProblem) -> MergeArithmetic:
+        """Declare what a merge of attention states rounds to what; the tolerance follows from it."""
+        raise NotImplementedError
+
+    def merge_states(self, case: MergeStatesCase) -> tuple[Tensor, Tensor]:
+        """Merge two states; return ``case.out``, written, and the natural-log LSE [tokens, heads]."""
+        raise NotImplementedError
+
+    def merge_shards(self, case: MergeShardsCase) -> tuple[Tensor, Tensor]:
+        """Merge the states of all ranks; return ``case.out``, written, and the natural-log LSE [tokens, heads]."""
+        raise NotImplementedError
+
+    def kv_cache_write(self, case: KVCacheWriteCase) -> None:
+        """Write ``case.ckv`` and ``case.kpe`` into ``case.kv_cache``, in place."""
         raise NotImplementedError
 
     def gguf_dequantize(self, case: DequantizeCase) -> Tensor:

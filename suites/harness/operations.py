@@ -6,7 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mla_conformance.suites.harness import cases, gguf_cases, gguf_layer_cases, gguf_outcomes, outcomes
+from mla_conformance.suites.harness import (
+    cache_cases,
+    cache_outcomes,
+    cases,
+    gguf_cases,
+    gguf_layer_cases,
+    gguf_outcomes,
+    merge_cases,
+    merge_outcomes,
+    multi_token_cases,
+    multi_token_outcomes,
+    outcomes,
+)
 from mla_conformance.suites.harness.implementation import Implementation
 
 
@@ -37,6 +49,10 @@ OPERATIONS = {
     operation.name: operation
     for operation in (
         Operation("mla_decode", cases.build, outcomes.decode_outcome),
+        Operation("mla_decode_multi", multi_token_cases.build, multi_token_outcomes.multi_token_outcome),
+        Operation("merge_states", merge_cases.build_states, merge_outcomes.merge_outcome),
+        Operation("merge_shards", merge_cases.build_shards, merge_outcomes.merge_outcome),
+        Operation("kv_cache_write", cache_cases.build, cache_outcomes.kv_cache_write_outcome),
         Operation("gguf_dequantize", gguf_cases.build_dequantize, gguf_outcomes.dequantize_outcome),
         Operation("gguf_matmul", gguf_cases.build_matmul, gguf_outcomes.matmul_outcome),
         Operation(

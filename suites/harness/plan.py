@@ -67,6 +67,7 @@ class Plan:
             for lane in found
             for spec, impl in self.implementations.items()
             if impl.compiles_kernels and impl.in_compile_lane and all(map(impl.offers, operations))
+            if not impl.without_kernels & operations
             for target in self.asked_targets or COMPILED_TARGETS
         ]
 

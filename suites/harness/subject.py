@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mla_conformance.suites.harness.buffers import trespassed
+from mla_conformance.suites.harness.cache_outcomes import KVCacheWriteOutcome
 from mla_conformance.suites.harness.errors import Mismatch, Unsupported
 from mla_conformance.suites.harness.gguf_outcomes import (
     DequantizeOutcome,
@@ -17,6 +18,7 @@ from mla_conformance.suites.harness.gguf_outcomes import (
 )
 from mla_conformance.suites.harness.implementation import Implementation
 from mla_conformance.suites.harness.lanes import Lane
+from mla_conformance.suites.harness.merge_outcomes import MergeOutcome
 from mla_conformance.suites.harness.operations import OPERATIONS
 from mla_conformance.suites.harness.outcomes import Outcome
 from mla_conformance.suites.harness.problems import (
@@ -25,7 +27,11 @@ from mla_conformance.suites.harness.problems import (
     GGUFLinearProblem,
     GGUFMatmulProblem,
     GGUFNamesProblem,
+    KVCacheWriteProblem,
+    MergeShardsProblem,
+    MergeStatesProblem,
     MLADecodeProblem,
+    MLAMultiTokenProblem,
     Problem,
 )
 from mla_conformance.suites.harness.record import Record
@@ -85,6 +91,26 @@ class Subject:
     def mla_decode(self, problem: MLADecodeProblem) -> Outcome:
         """:meth:`build`, then :meth:`run`."""
         outcome: Outcome = self.run(self.build(problem))
+        return outcome
+
+    def mla_decode_multi(self, problem: MLAMultiTokenProblem) -> Outcome:
+        """:meth:`build`, then :meth:`run`."""
+        outcome: Outcome = self.run(self.build(problem))
+        return outcome
+
+    def merge_states(self, problem: MergeStatesProblem) -> MergeOutcome:
+        """:meth:`build`, then :meth:`run`."""
+        outcome: MergeOutcome = self.run(self.build(problem))
+        return outcome
+
+    def merge_shards(self, problem: MergeShardsProblem) -> MergeOutcome:
+        """:meth:`build`, then :meth:`run`."""
+        outcome: MergeOutcome = self.run(self.build(problem))
+        return outcome
+
+    def kv_cache_write(self, problem: KVCacheWriteProblem) -> KVCacheWriteOutcome:
+        """:meth:`build`, then :meth:`run`."""
+        outcome: KVCacheWriteOutcome = self.run(self.build(problem))
         return outcome
 
     def gguf_dequantize(self, problem: GGUFDequantizeProblem) -> DequantizeOutcome:

@@ -13,14 +13,28 @@ from mla_conformance.kernels.gguf.loading_plan import plan_loading
 from mla_conformance.kernels.gguf.mla import FusedKvB, SplitKvB, absorbed
 from mla_conformance.kernels.gguf.model_config import ModelConfig
 from mla_conformance.kernels.gguf.shards import ShardSpec, qkv_shards
+from mla_conformance.kernels.kv_cache import write_kv_cache
+from mla_conformance.kernels.merge_states import MAX_SHARDS, MAX_WIDTH, merge_shards, merge_states
 from mla_conformance.kernels.mla_decode import mla_decode
 from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
+from mla_conformance.reference.merge_tolerance import MergeArithmetic
 from mla_conformance.reference.tolerance import Arithmetic
+from mla_conformance.suites.harness.cache_cases import KVCacheWriteCase
 from mla_conformance.suites.harness.cases import DecodeCase
 from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
 from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase, NamesCase
 from mla_conformance.suites.harness.implementation import Implementation
-from mla_conformance.suites.harness.problems import GGUFLinearProblem, GGUFMatmulProblem, MLADecodeProblem, Problem
+from mla_conformance.suites.harness.merge_cases import MergeShardsCase, MergeStatesCase
+from mla_conformance.suites.harness.multi_token_cases import MultiTokenCase
+from mla_conformance.suites.harness.problems import (
+    GGUFLinearProblem,
+    GGUFMatmulProblem,
+    MergeShardsProblem,
+    MergeStatesProblem,
+    MLADecodeProblem,
+    MLAMultiTokenProblem,
+    Problem,
+)
 
 PARALLEL: dict[str, Parallel] = {"row": "row", "replicated": "replicated"}
 """How each kind of layer is cut; all others by rows."""
@@ -37,7 +51,9 @@ class Adapter(Implementation):
         return version("mla-conformance")
 
     def declines(self, problem: Problem) -> str | None:
-        """Decline what ``mla_decode`` documents as out of range; of GGUF, nothing."""
+        """Decline what decode and merges document as out of range; of GGUF, nothing."""
+        if isinstance(problem, MergeStatesProblem | MergeShardsProblem):
+            return _out_of_merges_range(problem)
         if not isinstance(problem, MLADecodeProblem):
             return None
         if problem.heads > 128:
@@ -50,6 +66,8 @@ class Adapter(Implementation):
             return f"qk_rope_head_dim={problem.qk_rope_head_dim}: 0, 16, 32, 48 or 64"
         if problem.cache_dtype not in (problem.dtype, "float8_e4m3fn"):
             return f"cache_dtype={problem.cache_dtype}: the queries' {problem.dtype} or float8_e4m3fn"
+        if isinstance(problem, MLAMultiTokenProblem) and problem.query_tokens > 16:
+            return f"query_tokens={problem.query_tokens}: at most 16"
         return None
 
     def arithmetic(self, problem: MLADecodeProblem) -> Arithmetic:
@@ -70,6 +88,39 @@ class Adapter(Implementation):
             out=case.out,
             lse=case.lse,
         )
+
+    def mla_decode_multi(self, case: MultiTokenCase) -> tuple[Tensor, Tensor]:
+        """Run the fixed kernel into the case's own buffers."""
+        return mla_decode(
+            case.q_nope,
+            case.q_pe,
+            case.kv_cache,
+            case.block_table,
+            case.seq_lens,
+            softmax_scale=case.problem.scale,
+            query_lens=case.query_lens,
+            causal=case.problem.causal,
+            k_scale=case.k_scale,
+            num_splits=case.problem.num_splits,
+            out=case.out,
+            lse=case.lse,
+        )
+
+    def merge_arithmetic(self, problem: MergeStatesProblem | MergeShardsProblem) -> MergeArithmetic:
+        """Only the result is rounded to the outputs' dtype."""
+        return MergeArithmetic(output=problem.dtype)
+
+    def merge_states(self, case: MergeStatesCase) -> tuple[Tensor, Tensor]:
+        """Run the fixed kernel into the case's own buffers."""
+        return merge_states(case.out_a, case.lse_a, case.out_b, case.lse_b, out=case.out, lse=case.lse)
+
+    def merge_shards(self, case: MergeShardsCase) -> tuple[Tensor, Tensor]:
+        """Run the fixed kernel into the case's own buffers."""
+        return merge_shards(case.outs, case.lses, out=case.out, lse=case.lse)
+
+    def kv_cache_write(self, case: KVCacheWriteCase) -> None:
+        """Run the fixed kernel on the case's own cache."""
+        write_kv_cache(case.ckv, case.kpe, case.kv_cache, case.slot_mapping, k_scale=case.k_scale)
 
     def gguf_dequantize(self, case: DequantizeCase) -> Tensor:
         """Run the fixed kernel into the case's own buffer."""
@@ -129,3 +180,11 @@ class Adapter(Implementation):
             for source in sources:
                 fills.setdefault(source.tensor, []).append(parameter)
         return fills
+
+
+def _out_of_merges_range(problem: MergeStatesProblem | MergeShardsProblem) -> str | None:
+    if problem.width > MAX_WIDTH:
+        return f"width={problem.width}: at most {MAX_WIDTH}"
+    if problem.states > MAX_SHARDS:
+        return f"shards={problem.states}: at most {MAX_SHARDS}"
+    return None

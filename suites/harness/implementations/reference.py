@@ -6,19 +6,27 @@ import torch
 from torch import Tensor
 
 from mla_conformance.reference import fused_linear
+from mla_conformance.reference.cache_write import write_rows
 from mla_conformance.reference.gguf import dequantize
 from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
+from mla_conformance.reference.merge_tolerance import MergeArithmetic
 from mla_conformance.reference.mla import decode_paged
+from mla_conformance.reference.split_kv import merge_many, merge_states
 from mla_conformance.reference.tolerance import Arithmetic
+from mla_conformance.suites.harness.cache_cases import KVCacheWriteCase
 from mla_conformance.suites.harness.cases import DecodeCase
 from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
 from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase
 from mla_conformance.suites.harness.gguf_outcomes import absorbed_weights, local_weight
 from mla_conformance.suites.harness.implementation import Implementation
+from mla_conformance.suites.harness.merge_cases import MergeShardsCase, MergeStatesCase
+from mla_conformance.suites.harness.multi_token_cases import MultiTokenCase, flattened
 from mla_conformance.suites.harness.problems import (
     GGUFDequantizeProblem,
     GGUFLinearProblem,
     GGUFMatmulProblem,
+    MergeShardsProblem,
+    MergeStatesProblem,
     MLADecodeProblem,
     Problem,
 )
@@ -60,6 +68,32 @@ class Adapter(Implementation):
         )
         case.out.copy_(result.out)
         return case.out, result.lse.float()
+
+    def mla_decode_multi(self, case: MultiTokenCase) -> tuple[Tensor, Tensor]:
+        """Run each query token as a request of its own."""
+        flat = flattened(case)
+        out, lse = self.mla_decode(flat)
+        case.out.copy_(out.view_as(case.out))
+        return case.out, lse.view_as(case.lse)
+
+    def merge_arithmetic(self, problem: MergeStatesProblem | MergeShardsProblem) -> MergeArithmetic:
+        """Only the results are rounded."""
+        return MergeArithmetic(output=problem.dtype, weights="float64")
+
+    def merge_states(self, case: MergeStatesCase) -> tuple[Tensor, Tensor]:
+        """Run :func:`mla_conformance.reference.split_kv.merge_states` on widened states."""
+        inputs = (case.out_a, case.lse_a, case.out_b, case.lse_b)
+        merged = merge_states(*(tensor.double() for tensor in inputs))
+        return case.out.copy_(merged.out), case.lse.copy_(merged.lse)
+
+    def merge_shards(self, case: MergeShardsCase) -> tuple[Tensor, Tensor]:
+        """Run :func:`mla_conformance.reference.split_kv.merge_many` on widened states."""
+        merged = merge_many(case.outs.double(), case.lses.double())
+        return case.out.copy_(merged.out), case.lse.copy_(merged.lse)
+
+    def kv_cache_write(self, case: KVCacheWriteCase) -> None:
+        """Run :func:`mla_conformance.reference.cache_write.write_rows` on the case's own cache."""
+        write_rows(case.ckv, case.kpe, case.kv_cache, case.slot_mapping, case.k_scale)
 
     def gguf_dequantize(self, case: DequantizeCase) -> Tensor:
         """Run :func:`mla_conformance.reference.gguf.dequantize` and round once."""

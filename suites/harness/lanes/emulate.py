@@ -57,6 +57,8 @@ class Lane(base.Lane):
         """Decline what would take minutes, and fp8 where the target has none."""
         if problem.products > MAX_PRODUCTS:
             return f"the emulator takes no problem of more than {MAX_PRODUCTS:.0e} products: run it on a GPU"
+        if problem.rewrites and implementation.compiles_kernels:
+            return "the emulator calls it a race when two programs write one address, also if they write the same"
         if "float8_e4m3fn" in problem.dtypes and self.target == "sm_80" and implementation.compiles_kernels:
             return "sm_80 has no e4m3 conversions: Triton compiles them from sm_89 on"
         return None

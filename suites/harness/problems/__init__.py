@@ -7,9 +7,12 @@ import dataclasses
 from typing import Any
 
 from mla_conformance.suites.harness.problems.base import DTYPES, LAYOUTS, POISONS, Problem
+from mla_conformance.suites.harness.problems.cache import KVCacheWriteProblem
 from mla_conformance.suites.harness.problems.decode import UNUSED_ENTRIES, MLADecodeProblem
 from mla_conformance.suites.harness.problems.gguf import GGUFDequantizeProblem, GGUFMatmulProblem
 from mla_conformance.suites.harness.problems.gguf_layers import GGUFKvBProblem, GGUFLinearProblem, GGUFNamesProblem
+from mla_conformance.suites.harness.problems.merges import MergeShardsProblem, MergeStatesProblem
+from mla_conformance.suites.harness.problems.multi_token import MLAMultiTokenProblem
 
 __all__ = [
     "DTYPES",
@@ -21,7 +24,11 @@ __all__ = [
     "GGUFLinearProblem",
     "GGUFMatmulProblem",
     "GGUFNamesProblem",
+    "KVCacheWriteProblem",
     "MLADecodeProblem",
+    "MLAMultiTokenProblem",
+    "MergeShardsProblem",
+    "MergeStatesProblem",
     "Problem",
     "parse_problem",
 ]
@@ -30,11 +37,15 @@ PROBLEMS: dict[str, type[Problem]] = {
     kind.__name__: kind
     for kind in (
         MLADecodeProblem,
+        MLAMultiTokenProblem,
         GGUFDequantizeProblem,
         GGUFMatmulProblem,
         GGUFLinearProblem,
         GGUFKvBProblem,
         GGUFNamesProblem,
+        KVCacheWriteProblem,
+        MergeStatesProblem,
+        MergeShardsProblem,
     )
 }
 

@@ -32,6 +32,11 @@ class Problem:
         """Names of the dtypes that kernels compute with."""
         raise NotImplementedError
 
+    @property
+    def rewrites(self) -> bool:
+        """Whether programs may write one address twice, with equal values, so that their order does not matter."""
+        return False
+
     def replace(self, **changes: Any) -> Self:
         """Return a copy with ``changes`` applied."""
         return dataclasses.replace(self, **changes)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_conformance.suites.emulator import EmulationStopped, Finding, Kind, Run
+from mla_conformance.suites.emulator import EmulationStopped, Finding, Kind, Run, run_ptx
 
 from .builds import Build
 
@@ -244,3 +244,41 @@ def test_arguments_are_what_the_tests_take_them_for(build_of: Builds) -> None:
     assert arguments[CACHE].dtype == torch.bfloat16
     assert arguments[TABLE].dtype == torch.int32
     assert arguments[TABLE].ndim == 2
+
+
+PAIR = """
+.version 9.1
+.target sm_120a
+.address_size 64
+.visible .entry k(.param .u64 p0)
+.reqntid 32
+{
+    .reg .b64 %at;
+    .reg .b32 %never;
+    .reg .b32 %one;
+    .reg .b16 %pair;
+    ld.param.b64 %at, [p0];
+    mov.b32 %one, 0f3F800000;
+    cvt.rn.satfinite.e4m3x2.f32 %pair, UPPER, LOWER;
+    st.global.WIDTH [%at], %pair;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("upper", "lower", "width", "found"),
+    [
+        ("%never", "%one", "b8", []),
+        ("%never", "%one", "b16", [Kind.UNINITIALISED_REGISTER]),
+        ("%one", "%never", "b8", [Kind.UNINITIALISED_REGISTER]),
+        ("%one", "%one", "b16", []),
+    ],
+)
+def test_half_of_a_pair_may_be_undefined_where_only_the_other_is_stored(
+    upper: str, lower: str, width: str, found: list[Kind]
+) -> None:
+    """Triton packs a single value with an undefined one and stores the lower byte."""
+    ptx = PAIR.replace("UPPER", upper).replace("LOWER", lower).replace("WIDTH", width)
+    memory = torch.zeros(2, dtype=torch.uint8)
+    assert [finding.kind for finding in run_ptx(ptx, (1,), [memory]).findings] == found

@@ -1,0 +1,1 @@
+"""Conformance tests of writing into the paged cache."""
