@@ -59,6 +59,24 @@ def check_no_overlap(name: str, tensor: Tensor) -> None:
         reach += stride * (size - 1)
 
 
+def check_one_device(tensors: dict[str, Tensor]) -> None:
+    """Raise ValueError unless all tensors are where the first is."""
+    first, at = next((name, tensor.device) for name, tensor in tensors.items())
+    for name, tensor in tensors.items():
+        if tensor.device != at:
+            raise ValueError(f"{name} is on {tensor.device}, {first} on {at}; move them to one device")
+
+
+def check_k_scale(k_scale: float | Tensor | None) -> None:
+    """Raise TypeError or ValueError unless the scale of a cache is None, a right number, or one float32 element."""
+    if isinstance(k_scale, Tensor):
+        check_dtype("k_scale", k_scale, (torch.float32,))
+        if k_scale.numel() != 1:
+            raise ValueError(f"k_scale has shape {list(k_scale.shape)}; pass one element, the scale of the cache")
+    elif k_scale is not None:
+        check_scale("k_scale", k_scale)
+
+
 def check_scale(name: str, value: float) -> None:
     """Raise TypeError or ValueError unless ``value`` is a positive normal float32, at most 1e38."""
     if isinstance(value, bool) or not isinstance(value, int | float):

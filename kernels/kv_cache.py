@@ -6,13 +6,14 @@ import torch
 import triton
 from torch import Tensor
 
-from mla_conformance.kernels import launch
+from mla_conformance.kernels import ds_mla, launch
 from mla_conformance.kernels.argument_checks import (
     check_dtype,
+    check_k_scale,
     check_last_stride,
     check_no_overlap,
+    check_one_device,
     check_rank,
-    check_scale,
     check_shape,
     check_size,
     check_tensor,
@@ -21,12 +22,6 @@ from mla_conformance.kernels.kv_cache_triton import write_kv_cache_kernel
 
 VALUE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SLOT_DTYPES = (torch.int32, torch.int64)
-DS_MLA_LATENT = 512
-DS_MLA_ROPE = 64
-DS_MLA_ROW_BYTES = 656
-"""512 e4m3 bytes, four float32 scales and 64 bfloat16."""
-DS_MLA_ALIGNMENT = 4
-"""Bytes that the start of a row is a multiple of, for its float32 scales."""
 MAX_TOKENS = 2**31 - 1
 """CUDA's limit for the first axis of a grid."""
 
@@ -133,9 +128,7 @@ def _check(
         check_tensor(name, tensor)
     if isinstance(k_scale, Tensor):
         tensors["k_scale"] = k_scale
-    for name, tensor in tensors.items():
-        if tensor.device != ckv.device:
-            raise ValueError(f"{name} is on {tensor.device}, ckv on {ckv.device}; move them to one device")
+    check_one_device(tensors)
 
     check_dtype("ckv", ckv, VALUE_DTYPES)
     check_rank("ckv", ckv, "[tokens, kv_lora_rank]")
@@ -163,33 +156,12 @@ def _check(
             check_last_stride(name, tensors[name])
     check_no_overlap("kv_cache", kv_cache)
     if kv_cache.dtype == torch.uint8:
-        _check_ds_mla(ckv, rope_dim, kv_cache)
+        ds_mla.check_ds_mla_cache(kv_cache)
+        check_dtype("ckv", ckv, (torch.bfloat16,))
+        check_size("ckv", "kv_lora_rank", kv_lora_rank, ds_mla.LATENT, ds_mla.LATENT)
+        check_size("kpe", "qk_rope_head_dim", rope_dim, ds_mla.ROPE, ds_mla.ROPE)
     else:
         check_shape("kv_cache", kv_cache, (num_pages, page_size, kv_lora_rank + rope_dim))
 
-    if isinstance(k_scale, Tensor):
-        check_dtype("k_scale", k_scale, (torch.float32,))
-        if k_scale.numel() != 1:
-            raise ValueError(f"k_scale has shape {list(k_scale.shape)}; pass one element, the scale of the cache")
-    elif k_scale is not None:
-        check_scale("k_scale", k_scale)
+    check_k_scale(k_scale)
     return rope_dim
-
-
-def _check_ds_mla(ckv: Tensor, rope_dim: int, kv_cache: Tensor) -> None:
-    if kv_cache.shape[2] != DS_MLA_ROW_BYTES:
-        raise ValueError(
-            f"kv_cache is uint8 with rows of {kv_cache.shape[2]} bytes; fp8_ds_mla has {DS_MLA_ROW_BYTES}, and an e4m3 "
-            "cache is passed as float8_e4m3fn"
-        )
-    check_dtype("ckv", ckv, (torch.bfloat16,))
-    check_size("ckv", "kv_lora_rank", ckv.shape[1], DS_MLA_LATENT, DS_MLA_LATENT)
-    check_size("kpe", "qk_rope_head_dim", rope_dim, DS_MLA_ROPE, DS_MLA_ROPE)
-    starts = {"its first byte at": kv_cache.data_ptr()}
-    starts |= {f"stride {i}": kv_cache.stride(i) for i in (0, 1) if kv_cache.shape[i] > 1}
-    for what, start in starts.items():
-        if start % DS_MLA_ALIGNMENT:
-            raise ValueError(
-                f"kv_cache has {what} {start}; rows of fp8_ds_mla hold float32 and start at multiples of "
-                f"{DS_MLA_ALIGNMENT} bytes"
-            )

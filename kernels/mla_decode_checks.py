@@ -10,8 +10,10 @@ from torch import Tensor
 from mla_conformance.kernels import launch
 from mla_conformance.kernels.argument_checks import (
     check_dtype,
+    check_k_scale,
     check_last_stride,
     check_no_overlap,
+    check_one_device,
     check_rank,
     check_scale,
     check_shape,
@@ -65,9 +67,7 @@ def check_mla_decode(
         check_tensor(name, tensor)
     if isinstance(k_scale, Tensor):
         tensors["k_scale"] = k_scale
-    for name, tensor in tensors.items():
-        if tensor.device != q_nope.device:
-            raise ValueError(f"{name} is on {tensor.device}, q_nope on {q_nope.device}; move them to one device")
+    check_one_device(tensors)
 
     check_dtype("q_nope", q_nope, Q_DTYPES)
     check_dtype("kv_cache", kv_cache, (q_nope.dtype, torch.float8_e4m3fn))
@@ -127,12 +127,7 @@ def check_mla_decode(
     check_scale("softmax_scale", softmax_scale)
     if not isinstance(causal, bool):
         raise TypeError(f"causal is {causal!r}; pass True or False")
-    if isinstance(k_scale, Tensor):
-        check_dtype("k_scale", k_scale, (torch.float32,))
-        if k_scale.numel() != 1:
-            raise ValueError(f"k_scale has shape {list(k_scale.shape)}; pass one element, the scale of the cache")
-    elif k_scale is not None:
-        check_scale("k_scale", k_scale)
+    check_k_scale(k_scale)
     if num_splits is not None:
         if isinstance(num_splits, bool) or not isinstance(num_splits, int):
             raise TypeError(f"num_splits is {num_splits!r}; pass an int, or None to have it chosen")

@@ -34,7 +34,9 @@ from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
 from mla_conformance.reference.merge_tolerance import MergeArithmetic
 from mla_conformance.reference.tolerance import Arithmetic
 from mla_conformance.suites.harness import implementations
+from mla_conformance.suites.harness.absorption_cases import HeadsProductCase
 from mla_conformance.suites.harness.cache_cases import KVCacheWriteCase
+from mla_conformance.suites.harness.cache_gather_cases import KVCacheGatherCase
 from mla_conformance.suites.harness.cases import DecodeCase
 from mla_conformance.suites.harness.errors import BadUse
 from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
@@ -48,6 +50,7 @@ from mla_conformance.suites.harness.problems import (
     MergeStatesProblem,
     MLADecodeProblem,
 )
+from mla_conformance.suites.harness.problems.absorption import HeadsProductProblem
 
 
 class Implementation(ABC):
@@ -110,6 +113,22 @@ class Implementation(ABC):
 
     def kv_cache_write(self, case: KVCacheWriteCase) -> None:
         """Write ``case.ckv`` and ``case.kpe`` into ``case.kv_cache``, in place."""
+        raise NotImplementedError
+
+    def kv_cache_gather(self, case: KVCacheGatherCase) -> Tensor:
+        """Gather rows of ``case.kv_cache``; return ``case.out``, written."""
+        raise NotImplementedError
+
+    def absorption_arithmetic(self, problem: HeadsProductProblem) -> MatmulArithmetic:
+        """Declare what a product with one matrix a head rounds to what; the tolerance follows from it."""
+        raise NotImplementedError
+
+    def absorb_query(self, case: HeadsProductCase) -> Tensor:
+        """Multiply each head's queries by its ``W_UK``; return ``case.out``, written."""
+        raise NotImplementedError
+
+    def v_up_proj(self, case: HeadsProductCase) -> Tensor:
+        """Multiply each head's latent outputs by its ``W_UV``; return ``case.out``, written."""
         raise NotImplementedError
 
     def gguf_dequantize(self, case: DequantizeCase) -> Tensor:

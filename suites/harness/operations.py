@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mla_conformance.suites.harness import (
+    absorption_cases,
+    absorption_outcomes,
     cache_cases,
+    cache_gather_cases,
+    cache_gather_outcomes,
     cache_outcomes,
     cases,
     gguf_cases,
@@ -53,6 +57,9 @@ OPERATIONS = {
         Operation("merge_states", merge_cases.build_states, merge_outcomes.merge_outcome),
         Operation("merge_shards", merge_cases.build_shards, merge_outcomes.merge_outcome),
         Operation("kv_cache_write", cache_cases.build, cache_outcomes.kv_cache_write_outcome),
+        Operation("kv_cache_gather", cache_gather_cases.build, cache_gather_outcomes.kv_cache_gather_outcome),
+        Operation("absorb_query", absorption_cases.build, absorption_outcomes.heads_product_outcome),
+        Operation("v_up_proj", absorption_cases.build, absorption_outcomes.heads_product_outcome),
         Operation("gguf_dequantize", gguf_cases.build_dequantize, gguf_outcomes.dequantize_outcome),
         Operation("gguf_matmul", gguf_cases.build_matmul, gguf_outcomes.matmul_outcome),
         Operation(

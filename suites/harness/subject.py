@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mla_conformance.suites.harness.absorption_outcomes import HeadsProductOutcome
 from mla_conformance.suites.harness.buffers import trespassed
+from mla_conformance.suites.harness.cache_gather_outcomes import KVCacheGatherOutcome
 from mla_conformance.suites.harness.cache_outcomes import KVCacheWriteOutcome
 from mla_conformance.suites.harness.errors import Mismatch, Unsupported
 from mla_conformance.suites.harness.gguf_outcomes import (
@@ -22,17 +24,20 @@ from mla_conformance.suites.harness.merge_outcomes import MergeOutcome
 from mla_conformance.suites.harness.operations import OPERATIONS
 from mla_conformance.suites.harness.outcomes import Outcome
 from mla_conformance.suites.harness.problems import (
+    AbsorbQueryProblem,
     GGUFDequantizeProblem,
     GGUFKvBProblem,
     GGUFLinearProblem,
     GGUFMatmulProblem,
     GGUFNamesProblem,
+    KVCacheGatherProblem,
     KVCacheWriteProblem,
     MergeShardsProblem,
     MergeStatesProblem,
     MLADecodeProblem,
     MLAMultiTokenProblem,
     Problem,
+    VUpProjProblem,
 )
 from mla_conformance.suites.harness.record import Record
 
@@ -111,6 +116,21 @@ class Subject:
     def kv_cache_write(self, problem: KVCacheWriteProblem) -> KVCacheWriteOutcome:
         """:meth:`build`, then :meth:`run`."""
         outcome: KVCacheWriteOutcome = self.run(self.build(problem))
+        return outcome
+
+    def kv_cache_gather(self, problem: KVCacheGatherProblem) -> KVCacheGatherOutcome:
+        """:meth:`build`, then :meth:`run`."""
+        outcome: KVCacheGatherOutcome = self.run(self.build(problem))
+        return outcome
+
+    def absorb_query(self, problem: AbsorbQueryProblem) -> HeadsProductOutcome:
+        """:meth:`build`, then :meth:`run`."""
+        outcome: HeadsProductOutcome = self.run(self.build(problem))
+        return outcome
+
+    def v_up_proj(self, problem: VUpProjProblem) -> HeadsProductOutcome:
+        """:meth:`build`, then :meth:`run`."""
+        outcome: HeadsProductOutcome = self.run(self.build(problem))
         return outcome
 
     def gguf_dequantize(self, problem: GGUFDequantizeProblem) -> DequantizeOutcome:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from mla_conformance.suites.attention import test_decode_multi_token as multi
 from mla_conformance.suites.harness import requirements
-from mla_conformance.suites.harness.errors import Mismatch
 from mla_conformance.suites.harness.implementation import Implementation
-from mla_conformance.suites.harness.subject import Subject
-from mla_conformance.suites.selfcheck import broken, broken_multi_token
-from mla_conformance.suites.selfcheck.test_planted_faults import AnySize, undecorated
+from mla_conformance.suites.selfcheck import broken_multi_token
+from mla_conformance.suites.selfcheck.planting import Caught, check_caught, each, requirements_of
 
 BASE = multi.BASE
-CAUGHT: list[tuple[type[Implementation], Any, dict[str, Any]]] = [
+CAUGHT: list[Caught] = [
     (broken_multi_token.ReversedTokens, multi.test_output_and_lse_are_within_the_derived_bound, {"problem": BASE}),
     (
         broken_multi_token.SeesOneTokenAhead,
@@ -52,17 +48,12 @@ CAUGHT: list[tuple[type[Implementation], Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("fault", "test", "arguments"), CAUGHT, ids=[f"{fault.name}-{test.__name__}" for fault, test, _ in CAUGHT]
-)
+@each(CAUGHT)
 def test_fault_fails_its_requirement(fault: type[Implementation], test: Any, arguments: dict[str, Any]) -> None:
     """The fault is a mismatch there, and the same test passes with nothing broken."""
-    undecorated(test)(subject=Subject(broken.Broken(), AnySize()), **arguments)
-    with pytest.raises(Mismatch):
-        undecorated(test)(subject=Subject(fault(), AnySize()), **arguments)
+    check_caught(fault, test, arguments)
 
 
 def test_every_multi_token_requirement_has_a_planted_fault() -> None:
     """All but the budget, whose planted faults are kernels of their own (test_compile_lane.py)."""
-    planted = {i for _, test, _ in CAUGHT for mark in test.pytestmark if mark.name == "requirement" for i in mark.args}
-    assert planted == {i for i in requirements.load() if i.startswith("MLA-MTD-")} - {"MLA-MTD-20"}
+    assert requirements_of(CAUGHT) == {i for i in requirements.load() if i.startswith("MLA-MTD-")} - {"MLA-MTD-20"}

@@ -7,19 +7,22 @@ from importlib.metadata import version
 import torch
 from torch import Tensor
 
-from mla_conformance.kernels import gguf
+from mla_conformance.kernels import absorption, gguf
 from mla_conformance.kernels.gguf.linear import GGUFLinear, Parallel
 from mla_conformance.kernels.gguf.loading_plan import plan_loading
 from mla_conformance.kernels.gguf.mla import FusedKvB, SplitKvB, absorbed
 from mla_conformance.kernels.gguf.model_config import ModelConfig
 from mla_conformance.kernels.gguf.shards import ShardSpec, qkv_shards
 from mla_conformance.kernels.kv_cache import write_kv_cache
+from mla_conformance.kernels.kv_cache_gather import gather_kv_cache
 from mla_conformance.kernels.merge_states import MAX_SHARDS, MAX_WIDTH, merge_shards, merge_states
 from mla_conformance.kernels.mla_decode import mla_decode
 from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
 from mla_conformance.reference.merge_tolerance import MergeArithmetic
 from mla_conformance.reference.tolerance import Arithmetic
+from mla_conformance.suites.harness.absorption_cases import HeadsProductCase
 from mla_conformance.suites.harness.cache_cases import KVCacheWriteCase
+from mla_conformance.suites.harness.cache_gather_cases import KVCacheGatherCase
 from mla_conformance.suites.harness.cases import DecodeCase
 from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
 from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase, NamesCase
@@ -35,6 +38,7 @@ from mla_conformance.suites.harness.problems import (
     MLAMultiTokenProblem,
     Problem,
 )
+from mla_conformance.suites.harness.problems.absorption import HeadsProductProblem
 
 PARALLEL: dict[str, Parallel] = {"row": "row", "replicated": "replicated"}
 """How each kind of layer is cut; all others by rows."""
@@ -121,6 +125,29 @@ class Adapter(Implementation):
     def kv_cache_write(self, case: KVCacheWriteCase) -> None:
         """Run the fixed kernel on the case's own cache."""
         write_kv_cache(case.ckv, case.kpe, case.kv_cache, case.slot_mapping, k_scale=case.k_scale)
+
+    def kv_cache_gather(self, case: KVCacheGatherCase) -> Tensor:
+        """Run the fixed kernel into the case's own buffer."""
+        return gather_kv_cache(
+            case.kv_cache,
+            case.block_table,
+            case.cu_seqlens,
+            out=case.out,
+            seq_starts=case.seq_starts,
+            k_scale=case.k_scale,
+        )
+
+    def absorption_arithmetic(self, problem: HeadsProductProblem) -> MatmulArithmetic:
+        """Sums are float32, the result is rounded once."""
+        return MatmulArithmetic(activations=problem.dtype, weights=problem.dtype, output=problem.dtype)
+
+    def absorb_query(self, case: HeadsProductCase) -> Tensor:
+        """Run the fixed kernel into the case's own buffer."""
+        return absorption.absorb_query(case.x, case.weight, out=case.out)
+
+    def v_up_proj(self, case: HeadsProductCase) -> Tensor:
+        """Run the fixed kernel into the case's own buffer."""
+        return absorption.v_up_proj(case.x, case.weight, out=case.out)
 
     def gguf_dequantize(self, case: DequantizeCase) -> Tensor:
         """Run the fixed kernel into the case's own buffer."""

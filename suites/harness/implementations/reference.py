@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_conformance.reference import fused_linear
+from mla_conformance.reference import absorption, fused_linear
+from mla_conformance.reference.cache_gather import gather_rows
 from mla_conformance.reference.cache_write import write_rows
 from mla_conformance.reference.gguf import dequantize
 from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
@@ -13,7 +14,9 @@ from mla_conformance.reference.merge_tolerance import MergeArithmetic
 from mla_conformance.reference.mla import decode_paged
 from mla_conformance.reference.split_kv import merge_many, merge_states
 from mla_conformance.reference.tolerance import Arithmetic
+from mla_conformance.suites.harness.absorption_cases import HeadsProductCase
 from mla_conformance.suites.harness.cache_cases import KVCacheWriteCase
+from mla_conformance.suites.harness.cache_gather_cases import KVCacheGatherCase
 from mla_conformance.suites.harness.cases import DecodeCase
 from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
 from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase
@@ -30,6 +33,7 @@ from mla_conformance.suites.harness.problems import (
     MLADecodeProblem,
     Problem,
 )
+from mla_conformance.suites.harness.problems.absorption import HeadsProductProblem
 
 MAX_ELEMENTS = 2**28
 
@@ -94,6 +98,25 @@ class Adapter(Implementation):
     def kv_cache_write(self, case: KVCacheWriteCase) -> None:
         """Run :func:`mla_conformance.reference.cache_write.write_rows` on the case's own cache."""
         write_rows(case.ckv, case.kpe, case.kv_cache, case.slot_mapping, case.k_scale)
+
+    def kv_cache_gather(self, case: KVCacheGatherCase) -> Tensor:
+        """Run :func:`mla_conformance.reference.cache_gather.gather_rows` into the case's own buffer."""
+        gather_rows(case.kv_cache, case.block_table, case.cu_seqlens, case.out, case.seq_starts, case.k_scale)
+        return case.out
+
+    def absorption_arithmetic(self, problem: HeadsProductProblem) -> MatmulArithmetic:
+        """Only the output is rounded."""
+        return MatmulArithmetic(activations="float64", weights="float64", output=problem.dtype)
+
+    def absorb_query(self, case: HeadsProductCase) -> Tensor:
+        """Multiply in float64."""
+        case.result.copy_(absorption.absorb_query(case.x.double(), case.weight.double()))
+        return case.out
+
+    def v_up_proj(self, case: HeadsProductCase) -> Tensor:
+        """Multiply in float64."""
+        case.result.copy_(absorption.project_output(case.x.double(), case.weight.double().transpose(1, 2)))
+        return case.out
 
     def gguf_dequantize(self, case: DequantizeCase) -> Tensor:
         """Run :func:`mla_conformance.reference.gguf.dequantize` and round once."""

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd
 
+from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
 from mla_conformance.reference.merge_tolerance import MergeArithmetic
 from mla_conformance.reference.tolerance import Arithmetic
+from mla_conformance.suites.harness.absorption_cases import HeadsProductCase
 from mla_conformance.suites.harness.buffers import poison_value
 from mla_conformance.suites.harness.cases import DecodeCase
 from mla_conformance.suites.harness.implementation import Implementation
@@ -21,8 +23,10 @@ from mla_conformance.suites.harness.problems import (
     MLADecodeProblem,
     MLAMultiTokenProblem,
     Problem,
+    VUpProjProblem,
 )
-from mla_conformance.suites.harness.shipped import vllm_merges
+from mla_conformance.suites.harness.problems.absorption import HeadsProductProblem
+from mla_conformance.suites.harness.shipped import vllm_absorption, vllm_merges
 
 SHIPPED_TOKENS_PER_SPLIT = 512
 """The backend's split rule, for short contexts: the next power of two of max_seq_len // 512."""
@@ -33,6 +37,7 @@ class Adapter(Implementation):
 
     name = "vllm"
     flattens_query_tokens = True
+    without_kernels = frozenset({"v_up_proj"})
 
     def version(self) -> str:
         """VLLM's version."""
@@ -42,6 +47,8 @@ class Adapter(Implementation):
         """The backend lists float16 and bfloat16 queries, and caches of the same dtype or e4m3."""
         if isinstance(problem, MergeStatesProblem | MergeShardsProblem):
             return vllm_merges.declines(problem)
+        if isinstance(problem, VUpProjProblem):
+            return vllm_absorption.declines(problem)
         assert isinstance(problem, MLADecodeProblem)
         if problem.dtype == "float32":
             return "dtype=float32: the TRITON_MLA backend lists float16 and bfloat16"
@@ -110,6 +117,15 @@ class Adapter(Implementation):
     def merge_shards(self, case: MergeShardsCase) -> tuple[Tensor, Tensor]:
         """Correct each rank's output by the log-sum-exps of all, and add them."""
         return vllm_merges.merge_shards(case)
+
+    def absorption_arithmetic(self, problem: HeadsProductProblem) -> MatmulArithmetic:
+        """``torch.bmm``: float32 sums, one rounding."""
+        return MatmulArithmetic(activations=problem.dtype, weights=problem.dtype, output=problem.dtype)
+
+    def v_up_proj(self, case: HeadsProductCase) -> Tensor:
+        """Run the attention layer's own method."""
+        vllm_absorption.v_up_proj(case.x, case.weight, case.out)
+        return case.out
 
 
 def _shipped_splits(max_seq_len: int) -> int:

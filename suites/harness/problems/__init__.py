@@ -6,8 +6,10 @@ import ast
 import dataclasses
 from typing import Any
 
+from mla_conformance.suites.harness.problems.absorption import AbsorbQueryProblem, VUpProjProblem
 from mla_conformance.suites.harness.problems.base import DTYPES, LAYOUTS, POISONS, Problem
 from mla_conformance.suites.harness.problems.cache import KVCacheWriteProblem
+from mla_conformance.suites.harness.problems.cache_gather import KVCacheGatherProblem
 from mla_conformance.suites.harness.problems.decode import UNUSED_ENTRIES, MLADecodeProblem
 from mla_conformance.suites.harness.problems.gguf import GGUFDequantizeProblem, GGUFMatmulProblem
 from mla_conformance.suites.harness.problems.gguf_layers import GGUFKvBProblem, GGUFLinearProblem, GGUFNamesProblem
@@ -19,17 +21,20 @@ __all__ = [
     "LAYOUTS",
     "POISONS",
     "UNUSED_ENTRIES",
+    "AbsorbQueryProblem",
     "GGUFDequantizeProblem",
     "GGUFKvBProblem",
     "GGUFLinearProblem",
     "GGUFMatmulProblem",
     "GGUFNamesProblem",
+    "KVCacheGatherProblem",
     "KVCacheWriteProblem",
     "MLADecodeProblem",
     "MLAMultiTokenProblem",
     "MergeShardsProblem",
     "MergeStatesProblem",
     "Problem",
+    "VUpProjProblem",
     "parse_problem",
 ]
 
@@ -44,8 +49,11 @@ PROBLEMS: dict[str, type[Problem]] = {
         GGUFKvBProblem,
         GGUFNamesProblem,
         KVCacheWriteProblem,
+        KVCacheGatherProblem,
         MergeStatesProblem,
         MergeShardsProblem,
+        AbsorbQueryProblem,
+        VUpProjProblem,
     )
 }
 

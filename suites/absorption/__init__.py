@@ -1,0 +1,1 @@
+"""Conformance tests of absorption: queries into the latent space, outputs out of it."""
