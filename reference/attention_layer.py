@@ -1,14 +1,15 @@
 """A whole MLA attention layer, to compare the oracle with other people's layers.
 
-It goes from hidden states to the output of o_proj with causal attention, in two forms. Every token decodes
-against the cache rows of its own request up to and including itself, so the decode oracles do the attention.
+It goes from hidden states to the output of o_proj with causal attention, in three forms. In two of them every token
+decodes against the cache rows of its own request up to and including itself, so the decode oracles do the attention; in
+the third the prefill oracle takes a prompt at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -16,8 +17,11 @@ from torch import Tensor
 from mla_conformance.reference.absorption import absorb_query, project_output, split_kv_b
 from mla_conformance.reference.mla import decode_absorbed, decode_expanded
 from mla_conformance.reference.paged_cache import split_latent
+from mla_conformance.reference.prefill import prefill
 from mla_conformance.reference.rope import rope_frequencies, rotate_half_split, rotate_interleaved
 from mla_conformance.reference.softmax_scale import YarnScaling, rope_magnitude, softmax_scale
+
+Method = Literal["expanded", "absorbed", "prefill"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def attention_layer(
     weights: Mapping[str, Tensor],
     config: MlaConfig,
     *,
-    method: Literal["expanded", "absorbed"],
+    method: Method,
 ) -> LayerResult:
     """Run the layer on prompts of equal length that start at position 0.
 
@@ -61,14 +65,14 @@ def attention_layer(
         weights: Hugging Face names within the attention module, such as `kv_b_proj.weight` [rows, columns];
             dtype as `hidden_states`.
         config: sizes and rotary settings.
-        method: which decode oracle to use.
+        method: which oracle to use: either decode, token by token, or the prefill of a whole prompt.
 
     Raises:
         ValueError: if the method is unknown, or a weight is missing or not known to this layer (a bias, say).
 
     """
-    if method not in ("expanded", "absorbed"):
-        raise ValueError(f"method is {method!r}; use 'expanded' or 'absorbed'")
+    if method not in get_args(Method):
+        raise ValueError(f"method is {method!r}; use one of {get_args(Method)}")
     _check_names(weights, config)
     q_nope, q_pe = _queries(hidden_states, weights, config)
     ckv, kpe = _cache_rows(hidden_states, weights, config)
@@ -84,8 +88,16 @@ def attention_layer(
         latent = decode_absorbed(absorb_query(query, w_uk), query_pe, rows, rows_pe, softmax_scale=scale)
         return project_output(latent.out, w_uv)
 
+    def attend_prompt(request: int) -> Tensor:
+        keys, values = (torch.einsum("tl,hdl->thd", ckv[request], weight) for weight in (w_uk, w_uv))
+        queries = q_nope[request], q_pe[request]
+        return prefill(*queries, keys, kpe[request], values, softmax_scale=scale, causal=True).out
+
     batch, tokens = hidden_states.shape[:2]
-    attention = torch.stack([torch.stack([attend(b, t) for t in range(tokens)]) for b in range(batch)])
+    if method == "prefill":
+        attention = torch.stack([attend_prompt(b) for b in range(batch)])
+    else:
+        attention = torch.stack([torch.stack([attend(b, t) for t in range(tokens)]) for b in range(batch)])
     return LayerResult(attention.flatten(-2) @ weights["o_proj.weight"].T, attention)
 
 

@@ -43,12 +43,14 @@ from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
 from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase, NamesCase
 from mla_conformance.suites.harness.merge_cases import MergeShardsCase, MergeStatesCase
 from mla_conformance.suites.harness.multi_token_cases import MultiTokenCase
+from mla_conformance.suites.harness.prefill_cases import MLAPrefillCase
 from mla_conformance.suites.harness.problems import (
     GGUFLinearProblem,
     GGUFMatmulProblem,
     MergeShardsProblem,
     MergeStatesProblem,
     MLADecodeProblem,
+    MLAPrefillProblem,
 )
 from mla_conformance.suites.harness.problems.absorption import HeadsProductProblem
 
@@ -97,6 +99,14 @@ class Implementation(ABC):
         Returns:
             ``case.out``, written, and the natural-log LSE [batch, query_tokens, heads].
         """
+        raise NotImplementedError
+
+    def prefill_arithmetic(self, problem: MLAPrefillProblem) -> Arithmetic:
+        """Declare what a prefill rounds to what; the tolerance follows from it."""
+        raise NotImplementedError
+
+    def mla_prefill(self, case: MLAPrefillCase) -> tuple[Tensor, Tensor]:
+        """Run one prefill, its parts merged; return ``case.out``, written, and the natural-log LSE [queries, heads]."""
         raise NotImplementedError
 
     def merge_arithmetic(self, problem: MergeStatesProblem | MergeShardsProblem) -> MergeArithmetic:

@@ -22,6 +22,8 @@ from mla_conformance.suites.harness import (
     multi_token_cases,
     multi_token_outcomes,
     outcomes,
+    prefill_cases,
+    prefill_outcomes,
 )
 from mla_conformance.suites.harness.implementation import Implementation
 
@@ -54,6 +56,7 @@ OPERATIONS = {
     for operation in (
         Operation("mla_decode", cases.build, outcomes.decode_outcome),
         Operation("mla_decode_multi", multi_token_cases.build, multi_token_outcomes.multi_token_outcome),
+        Operation("mla_prefill", prefill_cases.build, prefill_outcomes.prefill_outcome),
         Operation("merge_states", merge_cases.build_states, merge_outcomes.merge_outcome),
         Operation("merge_shards", merge_cases.build_shards, merge_outcomes.merge_outcome),
         Operation("kv_cache_write", cache_cases.build, cache_outcomes.kv_cache_write_outcome),

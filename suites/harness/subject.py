@@ -23,6 +23,7 @@ from mla_conformance.suites.harness.lanes import Lane
 from mla_conformance.suites.harness.merge_outcomes import MergeOutcome
 from mla_conformance.suites.harness.operations import OPERATIONS
 from mla_conformance.suites.harness.outcomes import Outcome
+from mla_conformance.suites.harness.prefill_outcomes import MLAPrefillOutcome
 from mla_conformance.suites.harness.problems import (
     AbsorbQueryProblem,
     GGUFDequantizeProblem,
@@ -36,6 +37,7 @@ from mla_conformance.suites.harness.problems import (
     MergeStatesProblem,
     MLADecodeProblem,
     MLAMultiTokenProblem,
+    MLAPrefillProblem,
     Problem,
     VUpProjProblem,
 )
@@ -101,6 +103,11 @@ class Subject:
     def mla_decode_multi(self, problem: MLAMultiTokenProblem) -> Outcome:
         """:meth:`build`, then :meth:`run`."""
         outcome: Outcome = self.run(self.build(problem))
+        return outcome
+
+    def mla_prefill(self, problem: MLAPrefillProblem) -> MLAPrefillOutcome:
+        """:meth:`build`, then :meth:`run`."""
+        outcome: MLAPrefillOutcome = self.run(self.build(problem))
         return outcome
 
     def merge_states(self, problem: MergeStatesProblem) -> MergeOutcome:

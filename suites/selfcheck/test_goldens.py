@@ -7,14 +7,14 @@ import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from mla_conformance.reference import attention_layer as layer_module
-from mla_conformance.reference.attention_layer import MlaConfig, attention_layer
+from mla_conformance.reference.attention_layer import Method, MlaConfig, attention_layer
 from mla_conformance.reference.rope import rope_frequencies
 from mla_conformance.reference.softmax_scale import YarnScaling, softmax_scale
 from mla_conformance.suites import goldens
@@ -23,7 +23,7 @@ Weights = dict[str, Tensor]
 Fault = Callable[[Weights, MlaConfig], tuple[Weights, MlaConfig]]
 NAMES = ["deepseek_v3_no_q_lora", "deepseek_v3_plain", "deepseek_v3_yarn", "glm_moe_dsa"]
 ALL_NAMES = sorted([*NAMES, "gguf_quantised"])
-METHODS: list[Literal["expanded", "absorbed"]] = ["expanded", "absorbed"]
+METHODS = get_args(Method)
 
 
 def layer_config(settings: dict[str, Any]) -> MlaConfig:
@@ -58,8 +58,8 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", NAMES)
-def test_layer_equals_the_golden(name: str, method: Literal["expanded", "absorbed"]) -> None:
-    """Both forms give the third party's numbers before and after o_proj, to 1e-12."""
+def test_layer_equals_the_golden(name: str, method: Method) -> None:
+    """Every form gives the third party's numbers before and after o_proj, to 1e-12."""
     tensors, metadata = goldens.load(name)
 
     result = attention_layer(
@@ -132,8 +132,8 @@ def take_the_wrong_theta(weights: Weights, config: MlaConfig) -> tuple[Weights, 
         take_the_wrong_theta,
     ],
 )
-def test_golden_notices_a_planted_fault(fault: Fault, name: str, method: Literal["expanded", "absorbed"]) -> None:
-    """Every planted fault is far above the tolerance of the comparison, in every golden and both forms."""
+def test_golden_notices_a_planted_fault(fault: Fault, name: str, method: Method) -> None:
+    """Every planted fault is far above the tolerance of the comparison, in every golden and every form."""
     tensors, metadata = goldens.load(name)
     weights, config = fault(layer_weights(tensors), layer_config(metadata["config"]))
 
@@ -160,7 +160,7 @@ def test_yarn_golden_notices_a_missing_correction(
     monkeypatch: pytest.MonkeyPatch,
     function: str,
     replacement: Callable[..., Any],
-    method: Literal["expanded", "absorbed"],
+    method: Method,
 ) -> None:
     """Leaving out any one of YaRN's three corrections is far above the tolerance of the comparison."""
     tensors, metadata = goldens.load("deepseek_v3_yarn")

@@ -17,6 +17,7 @@ from mla_conformance.kernels.kv_cache import write_kv_cache
 from mla_conformance.kernels.kv_cache_gather import gather_kv_cache
 from mla_conformance.kernels.merge_states import MAX_SHARDS, MAX_WIDTH, merge_shards, merge_states
 from mla_conformance.kernels.mla_decode import mla_decode
+from mla_conformance.kernels.mla_prefill import mla_prefill
 from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
 from mla_conformance.reference.merge_tolerance import MergeArithmetic
 from mla_conformance.reference.tolerance import Arithmetic
@@ -29,6 +30,7 @@ from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, Li
 from mla_conformance.suites.harness.implementation import Implementation
 from mla_conformance.suites.harness.merge_cases import MergeShardsCase, MergeStatesCase
 from mla_conformance.suites.harness.multi_token_cases import MultiTokenCase
+from mla_conformance.suites.harness.prefill_cases import MLAPrefillCase, Part
 from mla_conformance.suites.harness.problems import (
     GGUFLinearProblem,
     GGUFMatmulProblem,
@@ -36,6 +38,7 @@ from mla_conformance.suites.harness.problems import (
     MergeStatesProblem,
     MLADecodeProblem,
     MLAMultiTokenProblem,
+    MLAPrefillProblem,
     Problem,
 )
 from mla_conformance.suites.harness.problems.absorption import HeadsProductProblem
@@ -55,7 +58,9 @@ class Adapter(Implementation):
         return version("mla-conformance")
 
     def declines(self, problem: Problem) -> str | None:
-        """Decline what decode and merges document as out of range; of GGUF, nothing."""
+        """Decline what decode, prefill and merges document as out of range; of GGUF, nothing."""
+        if isinstance(problem, MLAPrefillProblem):
+            return _out_of_prefills_range(problem)
         if isinstance(problem, MergeStatesProblem | MergeShardsProblem):
             return _out_of_merges_range(problem)
         if not isinstance(problem, MLADecodeProblem):
@@ -108,6 +113,39 @@ class Adapter(Implementation):
             num_splits=case.problem.num_splits,
             out=case.out,
             lse=case.lse,
+        )
+
+    def prefill_arithmetic(self, problem: MLAPrefillProblem) -> Arithmetic:
+        """As a decode's: probabilities are rounded to the query dtype for the second product."""
+        return Arithmetic(operands=problem.dtype, probabilities=problem.dtype, output=problem.dtype)
+
+    def mla_prefill(self, case: MLAPrefillCase) -> tuple[Tensor, Tensor]:
+        """Run the fixed kernel on the first part into the case's own buffers, then merge each further part into it."""
+        first, *others = case.parts
+        self._attend(case, first, case.out, case.lse)
+        used = case.used_rows
+        for part in others:
+            out, lse = self._attend(case, part, None, None)
+            merged, merged_lse = case.out[:used], case.lse[:used]
+            merge_states(merged, merged_lse, out[:used], lse[:used], out=merged, lse=merged_lse)
+        return case.out, case.lse
+
+    def _attend(
+        self, case: MLAPrefillCase, part: Part, out: Tensor | None, lse: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return mla_prefill(
+            case.q_nope,
+            case.q_pe,
+            part.k_nope,
+            part.k_pe,
+            part.v,
+            case.cu_seqlens_q,
+            part.cu_seqlens_k,
+            softmax_scale=case.problem.scale,
+            causal=part.causal,
+            max_seqlen_q=case.max_seqlen_q,
+            out=out,
+            lse=lse,
         )
 
     def merge_arithmetic(self, problem: MergeStatesProblem | MergeShardsProblem) -> MergeArithmetic:
@@ -214,4 +252,16 @@ def _out_of_merges_range(problem: MergeStatesProblem | MergeShardsProblem) -> st
         return f"width={problem.width}: at most {MAX_WIDTH}"
     if problem.states > MAX_SHARDS:
         return f"shards={problem.states}: at most {MAX_SHARDS}"
+    return None
+
+
+def _out_of_prefills_range(problem: MLAPrefillProblem) -> str | None:
+    if problem.heads > 128:
+        return f"heads={problem.heads}: at most 128"
+    if problem.qk_nope_head_dim % 16 or problem.qk_nope_head_dim > 256:
+        return f"qk_nope_head_dim={problem.qk_nope_head_dim}: a multiple of 16 from 16 to 256"
+    if problem.qk_rope_head_dim % 16 or problem.qk_rope_head_dim > 64:
+        return f"qk_rope_head_dim={problem.qk_rope_head_dim}: 0, 16, 32, 48 or 64"
+    if problem.v_head_dim % 16 or problem.v_head_dim > 256:
+        return f"v_head_dim={problem.v_head_dim}: a multiple of 16 from 16 to 256"
     return None

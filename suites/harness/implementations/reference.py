@@ -12,6 +12,7 @@ from mla_conformance.reference.gguf import dequantize
 from mla_conformance.reference.matmul_tolerance import MatmulArithmetic
 from mla_conformance.reference.merge_tolerance import MergeArithmetic
 from mla_conformance.reference.mla import decode_paged
+from mla_conformance.reference.prefill import prefill_ragged
 from mla_conformance.reference.split_kv import merge_many, merge_states
 from mla_conformance.reference.tolerance import Arithmetic
 from mla_conformance.suites.harness.absorption_cases import HeadsProductCase
@@ -24,6 +25,7 @@ from mla_conformance.suites.harness.gguf_outcomes import absorbed_weights, local
 from mla_conformance.suites.harness.implementation import Implementation
 from mla_conformance.suites.harness.merge_cases import MergeShardsCase, MergeStatesCase
 from mla_conformance.suites.harness.multi_token_cases import MultiTokenCase, flattened
+from mla_conformance.suites.harness.prefill_cases import MLAPrefillCase
 from mla_conformance.suites.harness.problems import (
     GGUFDequantizeProblem,
     GGUFLinearProblem,
@@ -31,6 +33,7 @@ from mla_conformance.suites.harness.problems import (
     MergeShardsProblem,
     MergeStatesProblem,
     MLADecodeProblem,
+    MLAPrefillProblem,
     Problem,
 )
 from mla_conformance.suites.harness.problems.absorption import HeadsProductProblem
@@ -79,6 +82,33 @@ class Adapter(Implementation):
         out, lse = self.mla_decode(flat)
         case.out.copy_(out.view_as(case.out))
         return case.out, lse.view_as(case.lse)
+
+    def prefill_arithmetic(self, problem: MLAPrefillProblem) -> Arithmetic:
+        """Only the output is rounded."""
+        return Arithmetic(operands="float64", probabilities="float64", output=problem.dtype)
+
+    def mla_prefill(self, case: MLAPrefillCase) -> tuple[Tensor, Tensor]:
+        """Run :func:`mla_conformance.reference.prefill.prefill_ragged` on each part and merge the states."""
+        first, *others = (
+            prefill_ragged(
+                case.q_nope.double(),
+                case.q_pe.double(),
+                part.k_nope.double(),
+                part.k_pe.double(),
+                part.v.double(),
+                case.cu_seqlens_q,
+                part.cu_seqlens_k,
+                softmax_scale=case.problem.scale,
+                causal=part.causal,
+            )
+            for part in case.parts
+        )
+        out, lse = first
+        for other in others:
+            out, lse = merge_states(out, lse, *other)
+        used = case.used_rows
+        case.out[:used].copy_(out[:used])
+        return case.out, lse.float()
 
     def merge_arithmetic(self, problem: MergeStatesProblem | MergeShardsProblem) -> MergeArithmetic:
         """Only the results are rounded."""

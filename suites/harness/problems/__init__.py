@@ -15,6 +15,7 @@ from mla_conformance.suites.harness.problems.gguf import GGUFDequantizeProblem, 
 from mla_conformance.suites.harness.problems.gguf_layers import GGUFKvBProblem, GGUFLinearProblem, GGUFNamesProblem
 from mla_conformance.suites.harness.problems.merges import MergeShardsProblem, MergeStatesProblem
 from mla_conformance.suites.harness.problems.multi_token import MLAMultiTokenProblem
+from mla_conformance.suites.harness.problems.prefill import MLAPrefillProblem
 
 __all__ = [
     "DTYPES",
@@ -31,6 +32,7 @@ __all__ = [
     "KVCacheWriteProblem",
     "MLADecodeProblem",
     "MLAMultiTokenProblem",
+    "MLAPrefillProblem",
     "MergeShardsProblem",
     "MergeStatesProblem",
     "Problem",
@@ -43,6 +45,7 @@ PROBLEMS: dict[str, type[Problem]] = {
     for kind in (
         MLADecodeProblem,
         MLAMultiTokenProblem,
+        MLAPrefillProblem,
         GGUFDequantizeProblem,
         GGUFMatmulProblem,
         GGUFLinearProblem,

@@ -1,0 +1,1 @@
+"""Conformance tests of MLA prefill in the expanded form."""
