@@ -196,6 +196,8 @@ def _torch_answers(target: Target) -> dict[str, Callable[..., Any]]:
     major, minor = divmod(target.capability, 10)
     properties = SimpleNamespace(
         name=target.card,
+        # PyTorch has the name here too on NVIDIA cards, and inductor asks for it.
+        gcnArchName=target.card,
         major=major,
         minor=minor,
         multi_processor_count=target.multiprocessors,

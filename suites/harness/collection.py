@@ -10,7 +10,7 @@ from mla_conformance.suites.harness import plan
 from mla_conformance.suites.harness.errors import BadUse, Mismatch
 from mla_conformance.suites.harness.ledger import Expectation
 
-CONFORMANCE_ARGUMENTS = ("subject", "compiler")
+CONFORMANCE_ARGUMENTS = ("subject", "compiler", "registered_op")
 """A test that asks for one of these is a conformance test: it needs a requirement, and may not be skipped."""
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -43,6 +44,7 @@ from mla_conformance.suites.harness.gguf_cases import DequantizeCase, MatmulCase
 from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, LinearCase, NamesCase
 from mla_conformance.suites.harness.merge_cases import MergeShardsCase, MergeStatesCase
 from mla_conformance.suites.harness.multi_token_cases import MultiTokenCase
+from mla_conformance.suites.harness.op_call import OpCall
 from mla_conformance.suites.harness.prefill_cases import MLAPrefillCase
 from mla_conformance.suites.harness.problems import (
     GGUFLinearProblem,
@@ -60,6 +62,9 @@ class Implementation(ABC):
 
     name: ClassVar[str]
     """How reports, the ledger and ``--impl`` call it."""
+
+    option: ClassVar[str] = "--impl"
+    """The option that names it on the command line."""
 
     compiles_kernels: ClassVar[bool] = True
     """Whether it launches Triton kernels."""
@@ -164,6 +169,10 @@ class Implementation(ABC):
     def gguf_names(self, case: NamesCase) -> dict[str, list[str]]:
         """Return which parameters of the checkpoint each tensor of the file fills, by the tensor's name."""
         raise NotImplementedError
+
+    def registered_ops(self) -> Sequence[OpCall]:
+        """Operators of ``torch.library`` that it registers, for the contract tests; none unless it says so."""
+        return ()
 
     def offers(self, operation: str) -> bool:
         """Whether it defines the method of ``operation``."""

@@ -22,6 +22,7 @@ from mla_conformance.suites.harness.targets import TARGETS
 if TYPE_CHECKING:
     from mla_conformance.suites.harness.compiler import Compiler
     from mla_conformance.suites.harness.implementation import Implementation
+    from mla_conformance.suites.harness.op_subject import RegisteredOp
     from mla_conformance.suites.harness.problems import Problem
     from mla_conformance.suites.harness.subject import Subject
 
@@ -53,9 +54,8 @@ class Plan:
         """Every implementation that offers ``operations``, in the lane that executes kernels."""
         from mla_conformance.suites.harness.subject import Subject
 
-        executing = [made for lane in self.lanes if lane.executes for made in lane.for_targets(self.asked_targets)]
         offering = [impl for impl in self.implementations.values() if all(map(impl.offers, operations))]
-        return [Subject(impl, lane) for lane in executing for impl in offering]
+        return [Subject(impl, lane) for lane in self._executing() for impl in offering]
 
     def compilers(self, operations: set[str]) -> list[Compiler]:
         """Every implementation with kernels for ``operations``, for every target, if the compile lane was asked for."""
@@ -70,6 +70,21 @@ class Plan:
             if not impl.without_kernels & operations
             for target in self.asked_targets or COMPILED_TARGETS
         ]
+
+    def registered_ops(self, operations: set[str]) -> list[RegisteredOp]:
+        """Every operator of every implementation that ``operations`` are about, in the lane that executes kernels."""
+        from mla_conformance.suites.harness.op_subject import RegisteredOp
+
+        return [
+            RegisteredOp(impl, lane, call)
+            for lane in self._executing()
+            for impl in self.implementations.values()
+            for call in impl.registered_ops()
+            if all(map(call.offers, operations))
+        ]
+
+    def _executing(self) -> list[Lane]:
+        return [made for lane in self.lanes if lane.executes for made in lane.for_targets(self.asked_targets)]
 
     def applies(self, expectation: Expectation, implementation: Implementation, lane: Lane) -> bool:
         """Whether the ledger entry speaks of this implementation in this lane, on this device, with this Triton."""
@@ -88,9 +103,10 @@ class Plan:
             self._versions[implementation.name] = implementation.version()
         return self._versions[implementation.name]
 
-    def spec_of(self, implementation: str) -> str:
-        """The ``--impl`` text that named an implementation."""
-        return next(spec for spec, impl in self.implementations.items() if impl.name == implementation)
+    def option_of(self, implementation: str) -> list[str]:
+        """The option that named an implementation."""
+        spec, found = next((spec, impl) for spec, impl in self.implementations.items() if impl.name == implementation)
+        return [found.option, spec]
 
 
 KEY = pytest.StashKey[Plan]()
@@ -125,14 +141,15 @@ def make(config: pytest.Config) -> Plan:
         raise BadUse(f"triton was imported before {', '.join(sorted(stale))} could be set; run pytest without what did")
     os.environ.update(environment)
 
-    from mla_conformance.suites.harness import implementation
+    from mla_conformance.suites.harness import given_ops, implementation
     from mla_conformance.suites.harness.environment import device_name
     from mla_conformance.suites.harness.problems import parse_problem
 
     asked = config.getoption("--impl")
-    found: dict[str, Implementation] = {}
+    operators = config.getoption("--op") or []
+    found: dict[str, Implementation] = {spec: given_ops.load(spec) for spec in operators}
     absent = []
-    for spec in dict.fromkeys(asked or DEFAULT_IMPLEMENTATIONS):
+    for spec in dict.fromkeys(asked or ([] if operators else DEFAULT_IMPLEMENTATIONS)):
         try:
             found[spec] = implementation.load(spec)
         except implementation.NotInstalled as error:

@@ -38,6 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         f"(default: {', '.join(plan.DEFAULT_IMPLEMENTATIONS)})",
     )
     group.addoption(
+        "--op",
+        action="append",
+        metavar="MODULE:NAME",
+        help="hold an operator of your own to its contract: an OpCall, see docs/contracts.md; may be repeated "
+        "(without --impl, nothing else is under test)",
+    )
+    group.addoption(
         "--lane",
         action="append",
         metavar="LANE",
@@ -91,7 +98,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each conformance test the implementations that offer its operation."""
     made = metafunc.config.stash[plan.KEY]
-    choices: dict[str, Callable[[set[str]], list[Any]]] = {"subject": made.subjects, "compiler": made.compilers}
+    choices: dict[str, Callable[[set[str]], list[Any]]] = {
+        "subject": made.subjects,
+        "compiler": made.compilers,
+        "registered_op": made.registered_ops,
+    }
     for name in collection.CONFORMANCE_ARGUMENTS:
         if name in metafunc.fixturenames:
             values = choices[name](collection.operations_of(metafunc.definition, made))

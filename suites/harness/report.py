@@ -89,8 +89,7 @@ def _reason(made: pytest.TestReport) -> str:
 
 def _reproduce(item: pytest.Item, subject: Any) -> str:
     made = item.config.stash[plan.KEY]
-    command = ["pytest", item.nodeid, "--impl", made.spec_of(subject.implementation.name)]
-    command += ["--lane", subject.lane.name]
+    command = ["pytest", item.nodeid, *made.option_of(subject.implementation.name), "--lane", subject.lane.name]
     if subject.target_name:
         command += ["--target", subject.target_name]
     takes_problem = subject.record.problem and "problem" in _parameters(item)

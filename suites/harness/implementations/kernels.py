@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import torch
@@ -30,6 +31,7 @@ from mla_conformance.suites.harness.gguf_layer_cases import Forward, KvBCase, Li
 from mla_conformance.suites.harness.implementation import Implementation
 from mla_conformance.suites.harness.merge_cases import MergeShardsCase, MergeStatesCase
 from mla_conformance.suites.harness.multi_token_cases import MultiTokenCase
+from mla_conformance.suites.harness.op_call import OpCall
 from mla_conformance.suites.harness.prefill_cases import MLAPrefillCase, Part
 from mla_conformance.suites.harness.problems import (
     GGUFLinearProblem,
@@ -82,6 +84,13 @@ class Adapter(Implementation):
     def arithmetic(self, problem: MLADecodeProblem) -> Arithmetic:
         """Probabilities are rounded to the query dtype for the second product; an fp8 cache is read exactly."""
         return Arithmetic(operands=problem.dtype, probabilities=problem.dtype, output=problem.dtype)
+
+    def registered_ops(self) -> Sequence[OpCall]:
+        """Every operator of ``mla_conformance.kernels.ops``."""
+        # It builds cases of every operation, which a run of one need not load.
+        from mla_conformance.suites.contracts import kernels_calls
+
+        return kernels_calls.calls()
 
     def mla_decode(self, case: DecodeCase) -> tuple[Tensor, Tensor]:
         """Run the fixed kernel into the case's own buffers."""

@@ -1,0 +1,1 @@
+"""What a registered operator promises its caller, checked from the outside: see docs/contracts.md."""
