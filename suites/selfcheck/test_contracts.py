@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,9 @@ from mla_conformance.suites.harness.op_call import OpCall
 from mla_conformance.suites.harness.op_subject import RegisteredOp
 from mla_conformance.suites.selfcheck import phantoms
 from mla_conformance.suites.selfcheck.broken import Broken
-from mla_conformance.suites.selfcheck.conftest import ROOT, Run
+from mla_conformance.suites.selfcheck.conftest import Run
 from mla_conformance.suites.selfcheck.planting import requirements_of
+from mla_conformance.suites.selfcheck.readme import example_with
 from mla_conformance.suites.selfcheck.test_planted_faults import AnySize
 
 PHANTOM = "phantom output"
@@ -62,19 +62,21 @@ ON_A_GPU = {"reads_on_the_host"}
 """Phantoms that only a CUDA graph shows."""
 
 
-def subject(call: OpCall) -> RegisteredOp:
-    """The operator as somebody's, on the CPU."""
+def subject(call: OpCall, device: str = "cpu") -> RegisteredOp:
+    """The operator as somebody's, on ``device``."""
     phantoms._seen.clear()
-    return RegisteredOp(Broken(), AnySize(), call)
+    lane = AnySize()
+    lane.device = device
+    return RegisteredOp(Broken(), lane, call)
 
 
 @pytest.mark.parametrize(("name", "test", "words"), CAUGHT, ids=[f"{n}-{test.__name__}" for n, test, _ in CAUGHT])
 def test_a_phantom_is_caught(name: str, test: Callable[..., None], words: str) -> None:
     """And the same test passes for an operator of its kind that is right."""
-    wrong = phantoms.call(name)
-    test(registered_op=subject(phantoms.call("right" if wrong.written else "right_result")))
+    wrong, device = phantoms.call(name), "cuda" if name in ON_A_GPU else "cpu"
+    test(registered_op=subject(phantoms.call("right" if wrong.written else "right_result"), device))
     with pytest.raises(Mismatch, match=words):
-        test(registered_op=subject(wrong))
+        test(registered_op=subject(wrong, device))
 
 
 def test_every_contract_has_a_phantom() -> None:
@@ -138,9 +140,7 @@ def test_a_packet_is_no_overload() -> None:
 
 def test_the_example_of_the_readme_is_a_phantom() -> None:
     """It registers an operator that loses its result, and is caught as such."""
-    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.M)
-    (example,) = [text for text in examples if "OpCall" in text]
     found: dict[str, Any] = {}
-    exec(compile(example, "README.md", "exec"), found)
+    exec(compile(example_with("OpCall"), "README.md", "exec"), found)
     with pytest.raises(Mismatch, match=PHANTOM):
         contracts.test_what_is_written_is_declared(registered_op=subject(found["DOUBLE"]))

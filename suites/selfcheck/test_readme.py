@@ -1,6 +1,5 @@
 """The README's commands are those that CI runs, and its GGUF example runs as written."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,7 @@ from mla_conformance.suites.gguf.writing import TensorSpec, write
 from mla_conformance.suites.harness import blocks
 from mla_conformance.suites.harness.lanes.interpreter import Lane
 from mla_conformance.suites.selfcheck.conftest import ROOT
-
-
-def code_blocks() -> list[str]:
-    """The README's code blocks."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.findall(r"^```\w*\n(.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)
+from mla_conformance.suites.selfcheck.readme import code_blocks, example_with
 
 
 def test_ci_runs_the_commands_of_the_readme_as_written() -> None:
@@ -31,7 +25,7 @@ def test_ci_runs_the_commands_of_the_readme_as_written() -> None:
 
 def test_the_gguf_example_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a small file with the tensors that it names, the fused layer gives [q_a | kv_a]."""
-    (example,) = [block for block in code_blocks() if "open_gguf(" in block]
+    example = example_with("open_gguf(")
     generator = torch.Generator().manual_seed(0)
     shards = {"attn_q_a": ("Q4_K", 48), "attn_kv_a_mqa": ("Q8_0", 16)}
     data = {name: blocks.draw(quant, rows, 256, "moderate", generator) for name, (quant, rows) in shards.items()}

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from mla_conformance.suites.emulator import Kind, emulate
-from mla_conformance.suites.selfcheck.conftest import ROOT
 from mla_conformance.suites.selfcheck.emulator.softmax_example import softmax
+from mla_conformance.suites.selfcheck.readme import example_with
 
 EXAMPLE = Path(__file__).with_name("softmax_example.py")
 TARGETS = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "sm_121"]
@@ -98,8 +98,7 @@ def test_overlapping_programs_write_one_address() -> None:
 
 def test_the_ten_lines_of_the_readme_run_as_written() -> None:
     """The block is cut out of the README and run."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```python\n(import torch\n.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)
+    block = example_with("emulate(")
     assert len(block.splitlines()) <= 10
     subprocess.run([sys.executable, "-c", block], check=True, timeout=120)
 
